@@ -81,6 +81,10 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
         )
     elif set(host) & set(":/"):
         host = ""
+    if text.strip().isdigit():
+        raise UsageError(
+            f"{shorten(text, 80)!r} is a port without a host: write {DEFAULT_HOST}:{text.strip()}"
+        )
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise UsageError(f"{shorten(text, 80)!r} is not an address such as {DEFAULT_HOST}:{default_port}")
     return host, int(port)

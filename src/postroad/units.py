@@ -13,6 +13,7 @@ from postroad.errors import UsageError
 
 MILLISECOND_US: Final = 1_000
 SECOND_US: Final = 1_000_000
+DAY_US: Final = 86_400 * SECOND_US
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

@@ -51,14 +51,11 @@ class Terminal:
     def type(self, line: str) -> None:
         words = shlex.split(line, comments=True)
         assert words.pop(0) == "postroad"
-        background = words[-1] == "&"
-        words = words[:-1] if background else words
         if words[0] == "up":
             self._up(words)
-        elif words[0] == "sub":
-            self._read(words)
+        elif words[0] == "sub" and "--count" not in words:
+            self._read(words)  # in a terminal of its own: the next line is typed once it is subscribed
         else:
-            assert not background
             self.printed.append(self.run(words))
 
     def _up(self, words: list[str]) -> None:
@@ -123,7 +120,7 @@ def test_the_tour(terminal: Terminal, until: Callable[..., None]) -> None:
         if block not in mistakes:
             for line in block.splitlines():
                 terminal.type(line)
-    (_, everything), (_, dear), (_, durable) = terminal.readers
+    (_, everything), (_, dear) = terminal.readers
 
     def shows(output: Path, *payloads: str) -> bool:
         lines = output.read_text().splitlines()
@@ -132,13 +129,13 @@ def test_the_tour(terminal: Terminal, until: Callable[..., None]) -> None:
     dear_ones = ("just right", "from the other side", "not to be lost")
     until(lambda: shows(everything, '{"n":1}', "too cheap", *dear_ones), "the first subscriber has all")
     until(lambda: shows(dear, *dear_ones[:2]), "the second what its condition asks for")
-    until(lambda: shows(durable, dear_ones[2]), "the durable one what is durable")
-    status, _, subs, _, inbox, queues, trace = terminal.printed[-7:]
+    status, _, durable, subs, _, inbox, queues, trace = terminal.printed[-8:]
+    assert durable.split("  ")[1] == dear_ones[2]
     assert inbox == "shop  reserve A1\n"
     assert queues.startswith("inventory  0 messages")
     assert "b1" in status
     assert "b2" in status
-    assert subs.startswith("billing  orders/#  connected")
+    assert subs.startswith("billing  orders/#  ")
     assert "b1" in trace
     assert "billing" in trace
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -233,7 +235,7 @@ def test_a_column_of_another_type_is_told(tmp_path: Path) -> None:
 
 def test_a_lake_that_spark_cannot_open_itself(spark: SparkSession, tmp_path: Path) -> None:
     """P4, P10: as in an object store: all goes through the store's own reader and writer."""
-    for table in ("events", "landing"):
+    for table in SCHEMAS:
         (tmp_path / table).mkdir()  # which a store has no need of
     lake = Lake(spark, Store(str(tmp_path), None))
     for number in range(3):
@@ -271,19 +273,57 @@ def test_places_of_lakes(tmp_path: Path) -> None:
         Tables(tmp_path / "file").check_place()
 
 
-def test_a_store_that_is_away_is_one_line() -> None:
-    """P11."""
-    environment = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true", "max_retries": "0"}
-    environment |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "r"}
-    store = store_at("s3://bucket/lake", environment)
+NOWHERE = "http://127.0.0.1:1"
+GOOGLE_KEY = {"private_key": "x", "private_key_id": "x", "client_email": "x", "disable_oauth": True}
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("s3://bucket/lake", {"AWS_ENDPOINT_URL": NOWHERE, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "r"}),
+        ("s3a://bucket/lake", {"AWS_ENDPOINT_URL": NOWHERE, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "r"}),
+        (
+            "gs://bucket/lake",
+            {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(GOOGLE_KEY | {"gcs_base_url": NOWHERE})},
+        ),
+        (
+            "abfss://container@account.dfs.core.windows.net/lake",
+            {"AZURE_STORAGE_ACCOUNT_KEY": "eA==", "AZURE_ENDPOINT": NOWHERE, "AZURE_ALLOW_HTTP": "true"},
+        ),
+        ("hdfs://127.0.0.1:1/lake", {}),
+    ],
+)
+def test_a_store_that_is_away_is_one_line(url: str, environment: dict[str, str]) -> None:
+    """P4, P11: each kind of store is asked with the settings of the environment; none of them is there."""
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"} if url.startswith("s3") else {}
+    store = store_at(url, {**environment, **keys})
     tables = Tables(Store(store.url, None, {**store.options, "max_retries": "0"}))
     for act in (
         lambda: tables.files("events"),
         lambda: tables.append("events", rows.events([event(0)])),
     ):
-        with pytest.raises(StorageError, match=r"s3://bucket/lake/events cannot be .*refused") as told:
+        with pytest.raises(StorageError, match=f"{re.escape(url)}/events cannot be .*refused") as told:
             act()
         assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_files_of_something_else_are_left_alone(tmp_path: Path, in_store: bool) -> None:
+    """P11: a log over them would make them files that no version has, which compaction removes."""
+    own = tmp_path / "topology" / "date=2025-11-15" / f"part-{'0' * 32}.parquet"  # of a killed writer
+    other = tmp_path / "events" / "date=2025-11-15" / "part-00000-c000.snappy.parquet"
+    for file in (own, other):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"x")
+    tables = Tables(Store(str(tmp_path), None) if in_store else tmp_path)
+    for act in (
+        tables.check_place,
+        lambda: tables.append("events", rows.events([event(0)])),
+    ):
+        with pytest.raises(UsageError, match=r"has files of something else, such as date=2025-11-15"):
+            act()
+    assert [one for one in (tmp_path / "events").rglob("*") if one.is_file()] == [other]
+    assert tables.append("topology", said(1, 1))
 
 
 def test_a_place_that_cannot_be_written_is_one_line() -> None:

@@ -134,6 +134,7 @@ def test_token_file(tmp_path: Path) -> None:
         ("name = 5", "name: 5 is not a text"),
         ('name = "two words"', "without blanks"),
         ('listen = "7420:"', "is not an address"),
+        ('listen = "7422"', "'7422' is a port without a host: write 127.0.0.1:7422"),
         ('links = "127.0.0.1:1"', "expected a list"),
         ('links = ["127.0.0.1:99999"]', "is not an address"),
         ('streams.silence = "soon"', "streams.silence: 'soon' is not a quantity"),

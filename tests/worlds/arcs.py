@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError
 from postroad.queues.messages import (
@@ -62,6 +63,8 @@ PATIENT = Settings(
     longest_us=0,
     resend_us=0,
     silent_us=1 << 60,
+    tail_bytes=0,
+    linger_us=0,
 )
 TIMED = Settings(replicas=2, electors=3)
 
@@ -83,6 +86,9 @@ class Ledger:
 
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(self.trail)
+
+    def size(self) -> int:
+        return 1 << 20  # records are always shorter
 
     def install(self, snapshot: bytes) -> None:
         self.trail = msgspec.msgpack.decode(snapshot, type=tuple[bytes, ...]) if snapshot else ()
@@ -382,6 +388,7 @@ class World:
     crashes: int = 0
     restarts: int = 0
     slow: bool = False
+    tail_bytes: int = 0  # of records by which brokers catch up
     eager: tuple[type, ...] = ()  # kinds of messages that come at once; for one broker, perhaps never
     deaf: bool = True
     fragile: tuple[Node, ...] = (A, B, C, D)  # who may crash
@@ -445,11 +452,12 @@ class Explorer:
         first: list[int] = []
         for at, name in enumerate(self.names):
             station = network[name].copy()
-            station.slow, station.kind, station.settings = world.slow, kind, PATIENT
+            settings = replace(PATIENT, tail_bytes=world.tail_bytes)
+            station.slow, station.kind, station.settings = world.slow, kind, settings
             twin = kind.__new__(kind)
             for slot in Arc.__slots__:
                 setattr(twin, slot, getattr(station.core, slot))
-            twin.settings, twin.round, twin.now_us, twin.resend_at = PATIENT, 0, 0, None
+            twin.settings, twin.round, twin.now_us, twin.resend_at = settings, 0, 0, None
             station.arc = twin
             station.do(lambda arc, name=name: arc.set_candidates(world.orders.get(name, ()), 0))  # type: ignore[misc]
             assert not station.sent

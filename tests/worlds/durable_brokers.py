@@ -33,6 +33,7 @@ from postroad.seam.storage import (
     StreamKind,
 )
 from postroad.streams.spans import subtract
+from postroad.units import SECOND_US
 from postroad.wire.frames import DEFAULT_LIMITS, Accepted, Rejected
 
 
@@ -126,11 +127,14 @@ class DurableNet(Net):
         count: int,
         links: list[tuple[int, int]] = [],  # noqa: B006
         pubends: int = 1,
+        keep_us: int = 10 * SECOND_US,
         **durable: int,
     ) -> None:
         self.disks = [MemoryDisk() for _ in range(count)]
         self.slow: set[int] = set()  # disks that sync only when told
-        self.config = BrokerConfig(durable=DurableConfig(pubends=pubends, **durable), queues=QUIET)
+        self.config = BrokerConfig(
+            durable=DurableConfig(pubends=pubends, keep_us=keep_us, **durable), queues=QUIET
+        )
         super().__init__(count, links)
 
     def start(self, at: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections.abc import Callable
 
 from postroad.ring.pastry import Changed, NodeId, Pastry, Send, Settings, decode, encode, number
 
@@ -20,6 +21,7 @@ class Ring:
         self.mail: list[tuple[int, int, NodeId, NodeId, bytes]] = []
         self.sent = 0
         self.changes: list[tuple[NodeId, Changed]] = []
+        self.is_cut: Callable[[NodeId, NodeId], bool] = lambda _sender, _to: False
 
     def delay_us(self, one: NodeId, other: NodeId) -> int:
         """From 1 to 15 ms, the same both ways, without a plane behind it (section 4 of the paper)."""
@@ -56,7 +58,7 @@ class Ring:
         while self.mail:
             at, _, sender, to, data = heapq.heappop(self.mail)
             self.now_us = max(self.now_us, at)
-            if to in self.nodes:
+            if to in self.nodes and not self.is_cut(sender, to):
                 self.nodes[to].receive(sender, decode(data), self.now_us)
                 self._collect(to)
 
@@ -68,20 +70,20 @@ class Ring:
                 self.now_us, min(node.next_deadline() or end_us for node in self.nodes.values())
             )
             for name, node in list(self.nodes.items()):
-                if node.joining is not None and node.joining not in self.nodes and not node.peers:
-                    self._name_another_seed(name, node)
+                for contact in node.contacts - self.nodes.keys():
+                    node.unlink(contact)
+                if not node.contacts and not node.peers:
+                    self._link_another(name, node)
                 deadline = node.next_deadline()
                 if deadline is not None and deadline <= self.now_us:
                     node.tick(self.now_us, self.now_us * 7919 + number(name) % 65_537)
                     self._collect(name)
         self.settle()
 
-    def _name_another_seed(self, name: NodeId, node: Pastry) -> None:
+    def _link_another(self, name: NodeId, node: Pastry) -> None:
         others = [other for other in self.nodes if other != name]
         if others:
             node.join(others[0], self.now_us)
-        else:
-            node.begin(self.now_us)
 
     def truth(self, key: NodeId, count: int = 1) -> list[NodeId]:
         def rank(node: NodeId) -> tuple[int, NodeId]:

@@ -35,15 +35,15 @@ MODES: Final = {
 
 def cases(names: str, seconds: float) -> list[Case]:
     wanted = chosen(names, ("postroad", "mosquitto", "nats"), SYSTEMS)
-    found = [
+    rows = [
         Case(system=system, workload="raw sockets", run=partial(workloads.latency, system, seconds, 1))
         for system in wanted
     ]
     if any(system.name == "postroad" for system in wanted):
         for workload, (mode, way) in MODES.items():
             run = partial(_measure, mode, way, seconds)
-            found.append(Case(system=SYSTEMS["postroad"], workload=workload, run=run))
-    return found
+            rows.append(Case(system=SYSTEMS["postroad"], workload=workload, run=run))
+    return rows
 
 
 def _measure(mode: str, way: str, seconds: float) -> workloads.Figures:

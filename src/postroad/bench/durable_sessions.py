@@ -93,8 +93,8 @@ class JetStream(Nats):
         answer = self._take(int(head.split()[-1]) + 2)
         if b'"error"' in answer:
             raise PeerError(f"JetStream says {answer[:200].decode(errors='replace')}")
-        found: dict[str, Any] = msgspec.json.decode(answer)
-        return found
+        reply: dict[str, Any] = msgspec.json.decode(answer)
+        return reply
 
     def create_stream(self) -> None:
         config = {"name": STREAM, "subjects": ["bench.>"], "storage": "file", "retention": "limits"}
@@ -129,29 +129,29 @@ class JetStream(Nats):
 
     def feed(self, data: memoryview) -> int:
         """Every message is two lines, a head and a payload without line ends; heads vary in length."""
-        held = self._carry + bytes(data)
-        if b"PING\r\n" in held:  # once, soon after the connection was made
-            held = held.replace(b"PING\r\n", b"")
+        buffered = self._carry + bytes(data)
+        if b"PING\r\n" in buffered:  # once, soon after the connection was made
+            buffered = buffered.replace(b"PING\r\n", b"")
             self.reply += b"PONG\r\n"
-        lines = held.count(b"\r\n")
-        end = held.rfind(b"\r\n")
+        lines = buffered.count(b"\r\n")
+        end = buffered.rfind(b"\r\n")
         if lines % 2:
-            end = held.rfind(b"\r\n", 0, end)
+            end = buffered.rfind(b"\r\n", 0, end)
         end += 2 if lines > 1 else -end
-        self._carry = held[end:]
+        self._carry = buffered[end:]
         done = lines // 2
-        if held.count(b"MSG ", 0, end) != done:
-            raise PeerError(f"JetStream: unexpected bytes between deliveries: {held[:80]!r}")
+        if buffered.count(b"MSG ", 0, end) != done:
+            raise PeerError(f"JetStream: unexpected bytes between deliveries: {buffered[:80]!r}")
         if not self._head:
-            if held.count(b'"seq":', 0, end) != done:
-                raise PeerError(f"JetStream refused a publish: {held[:200]!r}")
+            if buffered.count(b'"seq":', 0, end) != done:
+                raise PeerError(f"JetStream refused a publish: {buffered[:200]!r}")
             self.acknowledged += done
             return 0
         if done:
-            start = held.rfind(b"MSG ", 0, end)
-            if not held.startswith(self._head, start):
-                raise PeerError(f"JetStream: unexpected delivery {held[start : start + 80]!r}")
-            self._reply_to = held[start : held.index(b"\r\n", start)].split()[3]
+            start = buffered.rfind(b"MSG ", 0, end)
+            if not buffered.startswith(self._head, start):
+                raise PeerError(f"JetStream: unexpected delivery {buffered[start : start + 80]!r}")
+            self._reply_to = buffered[start : buffered.index(b"\r\n", start)].split()[3]
             self._unsaid += done
             if self._unsaid >= ACK_EVENTS:
                 self.finish()
@@ -203,14 +203,14 @@ class MqttDurable(Mqtt):
         self._expect(packet[: -size - 2], len(packet), len(packet) - size)
 
     def feed(self, data: memoryview) -> int:
-        held = self._carry + bytes(data)
+        buffered = self._carry + bytes(data)
         size = self._size or 4  # a publisher gets nothing but PUBACK
-        done = len(held) // size
-        self._carry = held[done * size :]
-        packets = np.frombuffer(held, np.uint8, done * size).reshape(done, size)
+        done = len(buffered) // size
+        self._carry = buffered[done * size :]
+        packets = np.frombuffer(buffered, np.uint8, done * size).reshape(done, size)
         head = np.frombuffer(self._head or b"\x40\x02", np.uint8)
         if not (packets[:, : len(head)] == head).all():
-            raise PeerError(f"MQTT: unexpected bytes between deliveries: {held[:40]!r}")
+            raise PeerError(f"MQTT: unexpected bytes between deliveries: {buffered[:40]!r}")
         if not self._head:
             self.acknowledged += done
             return 0
@@ -261,24 +261,24 @@ class AmqpDurable(Amqp):
         self.call(1, 20, 40, struct.pack(">H", 200) + short(b"") + bytes(4), 41)
 
     def _confirmations(self, data: memoryview) -> None:
-        held = self._carry + bytes(data)
+        buffered = self._carry + bytes(data)
         position = 0
-        while len(held) - position >= _CONFIRMATION.size:
-            kind, _, _, group, number, tag, several, _ = _CONFIRMATION.unpack_from(held, position)
+        while len(buffered) - position >= _CONFIRMATION.size:
+            kind, _, _, group, number, tag, several, _ = _CONFIRMATION.unpack_from(buffered, position)
             if (kind, group, number) == (1, 60, 120):
                 raise UnavailableError("RabbitMQ took a message and could not keep it")
             if (kind, group, number) != (1, 60, 80):
-                raise PeerError(f"AMQP: expected a confirmation, got {held[position : position + 60]!r}")
+                raise PeerError(f"AMQP: expected a confirmation, got {buffered[position : position + 60]!r}")
             position += _CONFIRMATION.size
             if several:
                 self.acknowledged = tag
-                self._confirmed = {one for one in self._confirmed if one > tag}
+                self._confirmed = {confirmed for confirmed in self._confirmed if confirmed > tag}
             else:
                 self._confirmed.add(tag)
             while self.acknowledged + 1 in self._confirmed:
                 self.acknowledged += 1
                 self._confirmed.remove(self.acknowledged)
-        self._carry = held[position:]
+        self._carry = buffered[position:]
 
 
 _CONFIRMATION: Final = struct.Struct(">BHIHHQBB")

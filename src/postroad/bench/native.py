@@ -170,24 +170,24 @@ class Native(Session):
             self._unreturned = 0
 
     def feed_stamps(self, data: memoryview, stamps: list[int]) -> None:
-        held = self._carry + bytes(data)
-        position, end = 0, len(held)
+        buffered = self._carry + bytes(data)
+        position, end = 0, len(buffered)
         while end - position >= frames.FRAME_PREFIX_BYTES:
-            length, kind, _, flags = _PREFIX.unpack_from(held, position)
+            length, kind, _, flags = _PREFIX.unpack_from(buffered, position)
             if position + length > end:
                 break
             if kind == Kind.DELIVERY:
-                count = int.from_bytes(held[position + 8 : position + 12], "little")
+                count = int.from_bytes(buffered[position + 8 : position + 12], "little")
                 self.lost += flags & _LOST
                 self._unreturned += length
                 if length != FRAME_HEADER_BYTES + count * (ROW_HEADER_BYTES + self._row_heap):
                     raise PeerError(f"a delivery of {count} events has {length} bytes")
                 at = position + FRAME_HEADER_BYTES + count * ROW_HEADER_BYTES + self._payload_at
                 for _ in range(count):
-                    stamps.append(int.from_bytes(held[at : at + STAMP_BYTES], "little"))
+                    stamps.append(int.from_bytes(buffered[at : at + STAMP_BYTES], "little"))
                     at += self._row_heap
             else:
-                self._control(frames.decode(held[position : position + length]))
+                self._control(frames.decode(buffered[position : position + length]))
             position += length
-        self._carry = held[position:]
+        self._carry = buffered[position:]
         self._return_credit()

@@ -215,8 +215,8 @@ class Bench:
                 rows.append(compared | {"workload": workload})
                 continue
             traffic = self._traffic(GROWTH_FILTERS, size, log=False)
-            found = self._alternate(workload, size, "ids", {"postroad": lambda t=traffic: self._trace(t)})  # type: ignore[misc]
-            rows.append(self._row("postroad", workload, found["postroad"]) | {"ids": size})
+            figures = self._alternate(workload, size, "ids", {"postroad": lambda t=traffic: self._trace(t)})  # type: ignore[misc]
+            rows.append(self._row("postroad", workload, figures["postroad"]) | {"ids": size})
             traffic.remove()
         if len(rows) > 1:
             times, counts = rows[-1]["seconds"] / rows[0]["seconds"], ids / sizes[0]
@@ -268,7 +268,7 @@ def _read(tables: Sequence[DataFrame], rows: int) -> None:
     from pyspark.sql.functions import count, lit
 
     seen = Observation()
-    every = reduce(lambda one, other: one.unionAll(other), tables)
+    every = reduce(lambda table, other: table.unionAll(other), tables)
     discard(every.observe(seen, count(lit(1)).alias("rows")))
     if seen.get["rows"] != rows:
         raise PeerError(f"{seen.get['rows']} rows were read of {rows}")

@@ -85,7 +85,7 @@ def exact_join(spark: SparkSession, ids: Path, log: Path) -> DataFrame:
 
     wanted = read_ids(spark, ids).selectExpr("id AS text", "unhex(replace(id, '-', '')) AS id")
     happened = spark.read.parquet(str(log))
-    found = (
+    joined = (
         wanted.join(happened, "id")
         .groupBy("id", "text")  # both, so that the rows need not be shuffled again after the join
         .agg(
@@ -99,7 +99,7 @@ def exact_join(spark: SparkSession, ids: Path, log: Path) -> DataFrame:
             ),
         )
     )
-    return found.drop("id").withColumnRenamed("text", "id")
+    return joined.drop("id").withColumnRenamed("text", "id")
 
 
 def different(traced: DataFrame, joined: DataFrame) -> tuple[int, int]:

@@ -181,7 +181,9 @@ class _Network:
         self._tick()
 
     def _neighbours(self, broker: int) -> list[int]:
-        return [one for one in (broker // 2, 2 * broker, 2 * broker + 1) if one in self.brokers]
+        return [
+            neighbour for neighbour in (broker // 2, 2 * broker, 2 * broker + 1) if neighbour in self.brokers
+        ]
 
     def _tree(self, home: int) -> dict[int, int]:
         """Each broker's parent, as messages from this home come."""
@@ -189,10 +191,10 @@ class _Network:
         waiting = deque([home])
         while waiting:
             broker = waiting.popleft()
-            for one in self._neighbours(broker):
-                if one != home and one not in parents:
-                    parents[one] = broker
-                    waiting.append(one)
+            for neighbour in self._neighbours(broker):
+                if neighbour != home and neighbour not in parents:
+                    parents[neighbour] = broker
+                    waiting.append(neighbour)
         return parents
 
     def send(self, home: int, ids: npt.NDArray[np.uint8]) -> None:
@@ -234,7 +236,9 @@ class _Network:
         """The tables `filters` and `attachments`, as landed and compacted."""
         filters = [
             rows.filters(
-                broker, name(broker), [(decode_meta(one), one) for one in self._records[broker].values()]
+                broker,
+                name(broker),
+                [(decode_meta(record), record) for record in self._records[broker].values()],
             )
             for broker in self.brokers
         ]

@@ -74,8 +74,8 @@ def resident_bytes(pids: Iterable[int]) -> int:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
             continue
-        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
-        kib += int(found[1]) if found else 0
+        resident = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        kib += int(resident[1]) if resident else 0
     return kib * KIB
 
 
@@ -132,9 +132,9 @@ class Running:
         """Until the process printed `ready NAME HOST:PORT`."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            found = re.search(r"^ready \S+ (\S+):(\d+)$", log.read_text(errors="replace"), re.MULTILINE)
-            if found is not None:
-                self.addresses.append((found[1], int(found[2])))
+            ready = re.search(r"^ready \S+ (\S+):(\d+)$", log.read_text(errors="replace"), re.MULTILINE)
+            if ready is not None:
+                self.addresses.append((ready[1], int(ready[2])))
                 return
             self.check_alive()
             time.sleep(0.05)
@@ -157,6 +157,10 @@ class Running:
         process.wait()
         place = self.processes.index(process)
         del self.processes[place], self.logs[place]
+
+    def freeze(self, broker: int) -> None:
+        """As if its machine had fallen silent: its connections stay. To be killed before the end."""
+        _signal_group(self.measured[broker], signal.SIGSTOP)
 
     def stop(self) -> None:
         """Each group is asked to end, later ones first, and made to when it does not."""

@@ -4,7 +4,8 @@ Postroad's transactional messages beside RabbitMQ's quorum queues and JetStream'
 by default and with `sync_interval: always`. A closed loop: each queue has a connection of its own, on the
 brokers in turn, and so many messages on their way. Nobody receives: afterwards each queue must have exactly
 what was confirmed. Then the broker that answers for a queue is killed (kill -9), with the sender connected
-there, and once more with the sender connected elsewhere: how long until a message is confirmed again.
+there, and once more with the sender connected elsewhere: how long until a message is confirmed again. At last
+it is only stopped (SIGSTOP), as if its machine had fallen silent: no connection says so.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ WORKLOADS: Final = (
 )
 KILLED_THERE: Final = "kill -9 of the broker in charge, client there"
 KILLED_ELSEWHERE: Final = "kill -9 of the broker in charge, client elsewhere"
+SILENT: Final = "SIGSTOP of the broker in charge, client elsewhere"
 
 
 def _start_jetstream(sync: str) -> Callable[[Running, Path, int], None]:
@@ -267,6 +269,25 @@ def _check_depth(sender: Sender, expected: int) -> None:
 
 def kill_and_wait(cluster: Cluster, *, there: bool) -> float:
     """Seconds from the kill until a message is confirmed."""
+    return _harm_and_wait(cluster, cluster.running.kill, there=there)
+
+
+def freeze_and_wait(cluster: Cluster) -> float:
+    """Seconds from the moment at which the broker falls silent until a message is confirmed."""
+    frozen: list[int] = []
+
+    def freeze(broker: int) -> None:
+        cluster.running.freeze(broker)
+        frozen.append(broker)
+
+    try:
+        return _harm_and_wait(cluster, freeze, there=False)
+    finally:
+        for broker in frozen:
+            cluster.running.kill(broker)
+
+
+def _harm_and_wait(cluster: Cluster, harm: Callable[[int], None], *, there: bool) -> float:
     name = "there" if there else "elsewhere"
     cluster.create(name, MADE_AT)
     scout = cluster.sender(name, MADE_AT)  # RabbitMQ's leader is where the queue was declared
@@ -275,7 +296,7 @@ def kill_and_wait(cluster: Cluster, *, there: bool) -> float:
     at = leader if there else (leader + 1) % BROKERS
     sender = cluster.sender(name, at)
     _until_confirmed(sender, sender.packet(1))
-    cluster.running.kill(leader)
+    harm(leader)
     began = time.monotonic()
     while time.monotonic() - began < GONE_S:
         try:
@@ -305,6 +326,7 @@ def run(rounds: int, seconds: float, names: str, tell: Callable[[str], None]) ->
         [*loops],
         [(KILLED_THERE, _killed(there=True))],
         [(KILLED_ELSEWHERE, _killed(there=False))],
+        [(SILENT, lambda cluster: {"down_silent_s": freeze_and_wait(cluster)})],
     ]
     for turn, system, works in product(range(rounds), systems, together):
         left = [(name, work) for name, work in works if (system.name, name) not in errors]

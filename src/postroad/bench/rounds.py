@@ -91,7 +91,7 @@ PLANS: Final = {
 def summary(figures: Sequence[workloads.Figures]) -> Row:
     """Medians, and under `spread` the smallest and largest of each."""
     names = list(figures[0])
-    columns = {name: [one[name] for one in figures] for name in names}
+    columns = {name: [entry[name] for entry in figures] for name in names}
     row: Row = {name: statistics.median(values) for name, values in columns.items()}
     row["spread"] = {name: [min(values), max(values)] for name, values in columns.items()}
     row["rounds"] = len(figures)

@@ -214,21 +214,21 @@ class FixedSession(Session):
         return done
 
     def feed_stamps(self, data: memoryview, stamps: list[int]) -> None:
-        held = self._carry + bytes(data)
+        buffered = self._carry + bytes(data)
         position, size, at = 0, self._size, self._payload_at
-        while len(held) - position >= len(self._head):
-            if not held.startswith(self._head, position):
-                length = self._noise(held[position : position + 4096])
+        while len(buffered) - position >= len(self._head):
+            if not buffered.startswith(self._head, position):
+                length = self._noise(buffered[position : position + 4096])
                 if not length:
                     break
                 position += length
-            elif len(held) - position < size:
+            elif len(buffered) - position < size:
                 break
             else:
                 stamp_at = position + at
-                stamps.append(int.from_bytes(held[stamp_at : stamp_at + STAMP_BYTES], "little"))
+                stamps.append(int.from_bytes(buffered[stamp_at : stamp_at + STAMP_BYTES], "little"))
                 position += size
-        self._carry = held[position:]
+        self._carry = buffered[position:]
 
 
 def _repeat(packet: bytes, payload_size: int, tail: int, count: int) -> Template:

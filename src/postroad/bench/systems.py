@@ -59,8 +59,8 @@ def version(name: str, option: str, pattern: str) -> Callable[[], str | None]:
         if path is None:
             return None
         said = subprocess.run([path, option], capture_output=True, text=True, timeout=20, check=False)
-        found = re.search(pattern, said.stdout + said.stderr)
-        return found[1] if found else "unknown"
+        match = re.search(pattern, said.stdout + said.stderr)
+        return match[1] if match else "unknown"
 
     return ask
 
@@ -73,8 +73,8 @@ def own_version() -> str:
 
 def rabbit_version() -> str | None:
     library = Path(_RABBIT).parent.parent / "lib"
-    found = sorted(library.glob("rabbitmq_server-*")) if Path(_RABBIT).exists() else []
-    return found[-1].name.partition("-")[2] if found else None
+    folders = sorted(library.glob("rabbitmq_server-*")) if Path(_RABBIT).exists() else []
+    return folders[-1].name.partition("-")[2] if folders else None
 
 
 def start_postroad(running: Running, folder: Path, brokers: int) -> None:
@@ -204,14 +204,14 @@ def chosen(names: str, default: Sequence[str], known: Mapping[str, System] = SYS
     """The systems of a comma-separated list, or those of `default` that are installed."""
     if not names:
         return [known[name] for name in default if known[name].version() is not None]
-    found = []
+    systems = []
     for name in names.split(","):
         if name not in known:
             raise UsageError(f"unknown system {name!r}; known are {', '.join(known)}")
         if known[name].version() is None:
             raise UsageError(f"{name} is not installed; `make bench-peers` installs the peers")
-        found.append(known[name])
-    return found
+        systems.append(known[name])
+    return systems
 
 
 @contextmanager

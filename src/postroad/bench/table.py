@@ -17,6 +17,7 @@ FIGURES: Final[dict[str, tuple[str, float, str]]] = {
     "cpu_us_per_message": ("CPU us/message, all brokers", 1, ".1f"),
     "down_there_s": ("without service, client at the broker that died, s", 1, ".2f"),
     "down_elsewhere_s": ("without service, client at another, s", 1, ".2f"),
+    "down_silent_s": ("without service, the broker falls silent, client at another, s", 1, ".2f"),
     "catchup_1_s": ("catch-up of 1, s", 1, ".2f"),
     "catchup_1_events_per_s": ("catch-up of 1, thousand events/s", 1e3, ",.0f"),
     "catchup_25_s": ("catch-up of 25, s", 1, ".2f"),

@@ -267,9 +267,9 @@ def _over(ours: float, base: float) -> float:
 
 def compared(figures: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]]) -> Row:
     """Medians of all rounds, and of the differences from `base` in the same round, with their spreads."""
-    row = summary([dict(one) for one in figures])
+    row = summary([dict(figure) for figure in figures])
     for name in DIFFERENCES:
-        percent = [(one[name] / none[name] - 1) * 100 for one, none in zip(figures, base, strict=True)]
+        percent = [(figure[name] / none[name] - 1) * 100 for figure, none in zip(figures, base, strict=True)]
         column = f"{name}_over_none_percent"
         row[column] = statistics.median(percent)
         row["spread"][column] = [min(percent), max(percent)]

@@ -185,9 +185,9 @@ def beside(
     An event goes to one of them, the next to another, in an order that changes with each time around.
     """
     task = msgspec.structs.replace(
-        _paced(system), beside=tuple(one.addresses[0] for one in running), rate=rate * len(running)
+        _paced(system), beside=tuple(peer.addresses[0] for peer in running), rate=rate * len(running)
     )
-    pids = [one.pids() for one in running]
+    pids = [peer.pids() for peer in running]
     used: list[list[float]] = []
     with TemporaryDirectory(prefix="postroad-bench-") as folder:
         task = msgspec.structs.replace(task, folder=folder)

@@ -7,7 +7,8 @@ broker answers at once, a busy one in larger batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from postroad import kernel
@@ -26,7 +27,7 @@ from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received, Sa
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply
 from postroad.seam.storage import StorageInput, Stored
-from postroad.seam.switchboard import Switchboard
+from postroad.seam.switchboard import Room, Switchboard
 from postroad.seam.tracking import FiltersRead, NotKept
 from postroad.seam.turn import Turn, Unanswered
 from postroad.tracking.strategies import Tracking
@@ -75,8 +76,10 @@ class Broker:
         self._unanswered = Unanswered()
         self._counters = dict.fromkeys(COUNTERS, 0)
         # Plain events leave no room anything to do at the end of a turn, but for routing if a neighbour sent
-        # them: a turn of nothing else goes without `_upkeep` until its time comes.
+        # them, and messages of queues only their own room: a turn of nothing else goes without `_upkeep`
+        # until its time comes.
         self._stirred = True  # something else happened in the turn under way
+        self._concerned: dict[Room, None] = {}  # rooms that something in the turn under way concerns alone
         self._learned = False  # a neighbour sent events in the turn under way
         self._upkeep_us = now_us
         self._board = Switchboard(stored)
@@ -121,19 +124,27 @@ class Broker:
             elif type(item) is Sample:
                 for sampled in self._board.sampled:
                     sampled(turn, item)
+            elif isinstance(item, StorageInput | FiltersRead):
+                self._handled(turn, partial(self._unanswered.answer, turn, item))
             else:
                 self._stirred = True
                 self._happened(turn, item)
         rooms.intake.tick(turn)
         noted = 0 if tracking is None else len(tracking.noted)
-        awake = self._stirred or now_us >= self._upkeep_us
+        awake = self._stirred or turn.stirs or now_us >= self._upkeep_us
         if awake:
             for room in rooms.in_order:
                 room.tick(turn)
-        elif self._learned:
-            rooms.routing.tick(turn)
-            deadlines = [room.next_deadline() for room in rooms.learning]
-            self._upkeep_us = min([self._upkeep_us, *(due for due in deadlines if due is not None)])
+        else:
+            if self._learned:
+                rooms.routing.tick(turn)
+                self._look_at_deadlines(rooms.learning)
+            for room in self._concerned:
+                room.tick(turn)
+            self._look_at_deadlines(self._concerned)
+            if turn.stirs:
+                self._upkeep_us = self._upkeep_deadline()
+        self._concerned.clear()
         if tracking is not None and (self._stirred or self._learned or len(tracking.noted) > noted):
             tracking.record()  # some of it may be of another time, which must be known soon
         self._learned = False
@@ -143,8 +154,16 @@ class Broker:
             self._stirred, self._upkeep_us = False, self._upkeep_deadline()
         return turn.effects
 
+    def _handled(self, turn: Turn, handle: Callable[[], None]) -> None:
+        handle()
+        room, turn.concerns = turn.concerns, None
+        if room is None:
+            self._stirred = True
+        else:
+            self._concerned[room] = None
+
     def _happened(self, turn: Turn, item: Input) -> None:
-        """Anything but a frame."""
+        """Anything but a frame or an answer of the disk."""
         links = self._rooms.links
         if type(item) is Opened:
             links.opened(
@@ -164,8 +183,12 @@ class Broker:
         elif type(item) is NotKept:
             for handler in self._board.losing:
                 handler(turn, item)
-        elif isinstance(item, StorageInput | FiltersRead):
-            self._unanswered.answer(turn, item)
+
+    def _look_at_deadlines(self, rooms: Iterable[Room]) -> None:
+        for room in rooms:
+            due_us = room.next_deadline()
+            if due_us is not None and due_us < self._upkeep_us:
+                self._upkeep_us = due_us
 
     def _upkeep_deadline(self) -> int:
         deadlines = [room.next_deadline() for room in (*self._rooms.in_order, self._rooms.history)]
@@ -211,20 +234,22 @@ class Broker:
             self._stirred |= self._rooms.durable.heard(connection, message.time_us)
         if consumed and arrived is None and not isinstance(message, Credit):
             return  # nobody else needs to know of pings
-        self._stirred = True
         if arrived is not None:
+            self._stirred = True
             self._up(turn, arrived)
         elif isinstance(message, Credit):
+            self._stirred = True
             self._on_credit(turn, connection)
         else:
             peer = self._peers[connection]
             handler = self._handlers[peer.role].get(type(message))
             if handler is None:
                 raise BugError(f"{type(message).__name__} from a {peer.role} has no handler")
-            handler(turn, peer, message)
+            self._handled(turn, partial(handler, turn, peer, message))
 
     def _refuse(self, turn: Turn, connection: int, error: PeerError) -> None:
         """The peer broke the protocol: it is told why and closed, and nothing else of it counts."""
+        self._stirred, turn.concerns = True, None
         self._counters["refused_frames_total"] += 1
         self._rooms.links.refuse(turn, connection, error)
 

@@ -231,9 +231,10 @@ class Rooms:
             board,
             me=me,
             policy=RetentionPolicy(
+                keep_us=config.durable.keep_us,
+                keep_bytes=config.durable.pubend_bytes,
                 max_retain_us=config.durable.max_age_us,
                 max_bytes=config.durable.max_bytes,
-                grace_us=config.durable.keep_us,
             ),
             topology=self.topology,
             link=self.flooding.connection,
@@ -334,7 +335,6 @@ class Rooms:
             settings=RingSettings(
                 heartbeat_us=config.queues.heartbeat_us,
                 silent_us=config.queues.silent_us,
-                gone_us=2 * config.queues.silent_us,
             ),
             topology=self.topology,
             direct=self.direct,

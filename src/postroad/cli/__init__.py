@@ -11,7 +11,8 @@ import errno
 import os
 import sys
 import traceback
-from typing import Final
+import warnings
+from typing import Annotated, Final
 
 import typer
 
@@ -57,9 +58,28 @@ for _group in _GROUPS:
     _group.register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"postroad {version('postroad')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Messaging that knows where every message went."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     _open_closed_descriptors()
+    warnings.showwarning = lambda message, *_place, **_more: _warn(message)
     try:
         code = app(arguments, prog_name="postroad", standalone_mode=False)
         sys.stdout.flush()
@@ -85,6 +105,11 @@ def main(arguments: list[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         help_of = f" (see {context.command_path} --help)" if context is not None else ""
         return _complain(f"{str(describe()).rstrip('.')}{help_of}", EXIT_USAGE) if describe() else EXIT_USAGE
+
+
+def _warn(message: Warning | str) -> None:
+    """One line, as of an error: where in the program it arose is nothing to whoever typed a command."""
+    print(f"postroad: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _open_closed_descriptors() -> None:

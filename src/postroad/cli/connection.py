@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from postroad.client.aio import Client
 
 BrokerOption = Annotated[
-    str, typer.Option("--broker", metavar="HOST:PORT", help="Which broker; several separated by commas.")
+    str,
+    typer.Option(
+        "--broker",
+        metavar="HOST:PORT",
+        envvar="POSTROAD_BROKER",
+        help="Which broker; several separated by commas. Else one on this machine, or one that is found.",
+    ),
 ]
 TokenOption = Annotated[
     str | None, typer.Option("--token", envvar="POSTROAD_TOKEN", help="The token the broker asks for.")

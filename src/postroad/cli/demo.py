@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -184,7 +183,6 @@ async def _spawn(name: str, folder: Path, links: list[str]) -> asyncio.subproces
             stderr=log,
             # Ctrl-C goes to the whole foreground group; the brokers are to be stopped by us, in order.
             start_new_session=True,
-            env={key: value for key, value in os.environ.items() if key != "POSTROAD_TOKEN"},
         )
 
 

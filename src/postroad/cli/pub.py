@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Value = str | int | float | bool
 
 
-_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
-_FLOAT: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_INTEGER: Final = re.compile(r"[+-]?(0|[1-9][0-9]*)")  # a postcode such as 01234 is a text
+_FLOAT: Final = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def register(app: typer.Typer) -> None:

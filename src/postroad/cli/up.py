@@ -35,7 +35,6 @@ BdnOption = Annotated[
 TokenOption = Annotated[
     str | None,
     typer.Option(
-        envvar="POSTROAD_TOKEN",
         help="Ask clients for this token. It gives no right to link as a broker or to administer."
         " Others can see a flag; prefer --token-file.",
     ),

@@ -40,6 +40,7 @@ from postroad.client.arguments import (
 from postroad.client.clock import now_us
 from postroad.client.connection import Connection
 from postroad.client.core import ClientCore, State
+from postroad.client.hints import warn_of_habits
 from postroad.client.places import Choice
 from postroad.client.receipt import Receipt
 from postroad.client.repair.settings import settings_for
@@ -493,6 +494,7 @@ class Client:
         publisher first and then of other receivers; what cannot be had is a Gap, whose pubend is the
         publisher. With `order`, seconds, those of one publisher come in order, where that takes no longer.
         """
+        warn_of_habits(topic, where, stacklevel=2)
         check_repair(repair, order, durable)
         check_subscription(
             durable=durable,

@@ -330,7 +330,7 @@ class Sender:
             lane = parcel.lanes[place]
             lane.pause_us = lane.resume_us = 0
             lane.chain = chain or lane.chain
-            if chain:
+            if chain and parcel.confirm:  # it may be sent again
                 parcel.postings[place] = replace(parcel.postings[place], chain=chain)
             if not parcel.kept and parcel.ordinal in self._unkept:
                 parcel.kept = True

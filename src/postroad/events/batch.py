@@ -114,6 +114,12 @@ def frame_pubend(frame: bytes) -> int:
     return int.from_bytes(frame[16:24], "little")
 
 
+def frame_span(frame: bytes) -> tuple[int, int]:
+    """The span (start, end] of a batch frame."""
+    *_, start, end, _channel, _reserved = FRAME_HEADER.unpack_from(frame)
+    return start, end
+
+
 def frame_ids(frame: bytes, count: int) -> bytes:
     """The ids of a checked batch frame of `count` rows."""
     return kernel.packed_ids(frame, count)

@@ -72,7 +72,7 @@ async def _measure(seconds: float, brokers: int) -> Figures:
     while loop.time() < until and len(rows) < MAX_SEARCHES:
         rows.append(await find(replace(where)))
         await asyncio.sleep(0.05)
-    totals = [one.phases_us["total"] / MILLISECOND_US for one in rows]
+    totals = [search.phases_us["total"] / MILLISECOND_US for search in rows]
     if len(totals) < 2:
         raise UnavailableError(f"{seconds:g} s are too short for two searches")
     return {
@@ -82,9 +82,9 @@ async def _measure(seconds: float, brokers: int) -> Figures:
         "max_ms": max(totals),
         "min_ms": min(totals),
         "searches": len(totals),
-        "all_found_share": sum(len(one.candidates) == brokers for one in rows) / len(rows),
+        "all_found_share": sum(len(search.candidates) == brokers for search in rows) / len(rows),
         "waiting_ms": fmean(
-            (one.phases_us["request"] + one.phases_us["responses"]) / MILLISECOND_US for one in rows
+            (search.phases_us["request"] + search.phases_us["responses"]) / MILLISECOND_US for search in rows
         ),
-        "ping_ms": fmean(one.phases_us["ping"] / MILLISECOND_US for one in rows),
+        "ping_ms": fmean(search.phases_us["ping"] / MILLISECOND_US for search in rows),
     }

@@ -59,8 +59,8 @@ NOTES: Final = (
 Figures = dict[str, float]
 
 
-def distance_us(one: str, other: str) -> int:
-    here, there = (_PLACES[_site(name)] for name in (one, other))
+def distance_us(site: str, other: str) -> int:
+    here, there = (_PLACES[_site(name)] for name in (site, other))
     kilometres = ((here[0] - there[0]) ** 2 + (here[1] - there[1]) ** 2) ** 0.5
     return round(_ROUTERS_US + kilometres * _US_PER_KM) if kilometres else _ROUTERS_US // 10
 
@@ -92,11 +92,11 @@ def measure(shape: str, seconds: float, searches: int = SEARCHES) -> Figures:
     world = DiscoveryWorld(1, distance_us, quality=quality)
     world.node(NODE)
     for site in SITES:
-        links = [one for one, other in TOPOLOGIES[shape] if other == site]
+        links = [neighbour for neighbour, other in TOPOLOGIES[shape] if other == site]
         nodes = [NODE] if shape != "linear" or site == SITES[0] else []
         world.broker(site, links=links, nodes=nodes)
     world.run(60 * SECOND_US)
-    found: Figures = {}
+    figures: Figures = {}
     for client in CLIENTS:
         totals: list[float] = []
         phases: dict[str, list[float]] = {"request": [], "responses": [], "selection": [], "ping": []}
@@ -118,7 +118,7 @@ def measure(shape: str, seconds: float, searches: int = SEARCHES) -> Figures:
         key = f"{shape}.{client}"
         waiting = fmean(phases["request"]) + fmean(phases["responses"])
         ping = 2 * min(distance_us(client, site) for site in SITES)
-        found |= {
+        figures |= {
             f"{key}.total_ms": total,
             f"{key}.waiting_percent": 100 * waiting / total,
             f"{key}.ping_percent": 100 * fmean(phases["ping"]) / total,
@@ -127,7 +127,7 @@ def measure(shape: str, seconds: float, searches: int = SEARCHES) -> Figures:
             f"{key}.allowed_ms": (2 * distance_us(client, NODE) + ping) / MILLISECOND_US,
             f"{key}.best_chosen_share": good / searches,
         }
-    return found
+    return figures
 
 
 def limit_us(shape: str, client: str) -> int:

@@ -44,19 +44,19 @@ class AutoAck(NativeDurable):
     ack = "auto"
 
     def feed(self, data: memoryview) -> int:
-        held = self._carry + bytes(data)
-        done, position, end = 0, 0, len(held)
+        buffered = self._carry + bytes(data)
+        done, position, end = 0, 0, len(buffered)
         while end - position >= frames.FRAME_PREFIX_BYTES:
-            length = int.from_bytes(held[position : position + 4], "little")
+            length = int.from_bytes(buffered[position : position + 4], "little")
             if position + length > end:
                 break
-            frame = held[position : position + length]
+            frame = buffered[position : position + length]
             if frame[4] == Kind.DELIVERY:
                 done += self._delivery(frame)
             else:
                 self._control(frames.decode(frame))
             position += length
-        self._carry = held[position:]
+        self._carry = buffered[position:]
         self._return_credit()
         return done
 

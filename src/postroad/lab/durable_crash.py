@@ -71,8 +71,8 @@ def _follow(crowd: Crowd, made: Network, story: Story, began: float) -> None:
         story.received.append((now - began, crowd.received))
         elapsed = now - at
         story.idle.append((now - began, used(made.phb, phb, elapsed), used(shb, host, elapsed)))
-        again = (now, made.phb.cpu_s(), shb.cpu_s())
-        crowd.after(WATCH_S, lambda: sample(*again))
+        sampled = (now, made.phb.cpu_s(), shb.cpu_s())
+        crowd.after(WATCH_S, lambda: sample(*sampled))
 
     crowd.watch(shb, "subs", WATCH_S, told)
     start = (time.monotonic(), made.phb.cpu_s(), shb.cpu_s())
@@ -100,23 +100,23 @@ def crash(seconds: float, tell: Callable[[str], None]) -> tuple[Story, Figures]:
             tell("it is back; everybody catches up")
             crowd.run(CATCHUP_S, until=lambda: shb.ready)
             story.ready_s = time.monotonic() - began
-            crowd.run(CATCHUP_S, until=lambda: all(one.caught_up for one in crowd.subscribers))
-            if not all(one.caught_up for one in crowd.subscribers):
+            crowd.run(CATCHUP_S, until=lambda: all(each.caught_up for each in crowd.subscribers))
+            if not all(each.caught_up for each in crowd.subscribers):
                 raise UnavailableError(f"not everybody caught up within {CATCHUP_S:.0f} s")
             crowd.run(NORMAL_S)
             crowd.drain()
         finally:
             crowd.close()
-    took = [one.caught_up[0] for one in crowd.subscribers]
-    story.caught_up_s = max(back_ns / 1e9 + one for back_ns, one in took) - began
-    advanced = rates([one for one in story.looks if one.at_s >= story.started_s - 1], "latest_delivered")
+    took = [each.caught_up[0] for each in crowd.subscribers]
+    story.caught_up_s = max(back_ns / 1e9 + each for back_ns, each in took) - began
+    advanced = rates([each for each in story.looks if each.at_s >= story.started_s - 1], "latest_delivered")
     busiest = max((after[1] - before[1]) / (after[0] - before[0]) for before, after in _pairs(story))
     return story, {
         "crash_s": story.started_s - story.crashed_s,
         "restart_s": story.ready_s - story.started_s,
         "all_caught_up_s": story.caught_up_s - story.ready_s,
-        "catchup_mean_s": statistics.fmean(one for _, one in took),
-        "catchup_max_s": max(one for _, one in took),
+        "catchup_mean_s": statistics.fmean(each for _, each in took),
+        "catchup_max_s": max(each for _, each in took),
         "normal_events_per_s": normal,
         "most_events_per_s": busiest,
         "missed_events": (story.ready_s - story.crashed_s) * EACH,

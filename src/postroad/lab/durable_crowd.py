@@ -80,33 +80,33 @@ class _Session(NativeDurable):
             super()._control(message)
 
     def feed(self, data: memoryview) -> int:
-        held = self._carry + bytes(data)
-        done, position, end = 0, 0, len(held)
+        buffered = self._carry + bytes(data)
+        done, position, end = 0, 0, len(buffered)
         while end - position >= frames.FRAME_PREFIX_BYTES:
-            length = int.from_bytes(held[position : position + 4], "little")
+            length = int.from_bytes(buffered[position : position + 4], "little")
             if position + length > end:
                 break
-            if held[position + 4] == Kind.DELIVERY:
-                done += self._delivery(held, position, length)
+            if buffered[position + 4] == Kind.DELIVERY:
+                done += self._delivery(buffered, position, length)
             else:
-                self._control(frames.decode(held[position : position + length]))
+                self._control(frames.decode(buffered[position : position + length]))
             position += length
-        self._carry = held[position:]
+        self._carry = buffered[position:]
         self._unsaid += done
         if self._unsaid >= self.ack_events:
             self.finish()
         self._return_credit()
         return done
 
-    def _delivery(self, held: bytes, position: int, length: int) -> int:
-        _, _, _, flags, count, pubend, start, last = _HEADER.unpack_from(held, position)
+    def _delivery(self, buffered: bytes, position: int, length: int) -> int:
+        _, _, _, flags, count, pubend, start, last = _HEADER.unpack_from(buffered, position)
         self._unreturned += length
         self.gaps += flags & _LOST
         self.repeated += start < self.consumed.get(pubend, 0)
         self.consumed[pubend] = last
         if count:
             at = position + length - PAYLOAD_BYTES
-            self.newest_ns = int.from_bytes(held[at : at + STAMP_BYTES], "little")
+            self.newest_ns = int.from_bytes(buffered[at : at + STAMP_BYTES], "little")
         return int(count)
 
     ack_events = ACK_EVENTS
@@ -189,8 +189,8 @@ class Crowd:
         return [session.broker << 32 | number for number, (session, _) in enumerate(self._publishers)]
 
     def close(self) -> None:
-        for held in self._by_descriptor.values():
-            session = held.session if isinstance(held, Subscriber) else held
+        for connection in self._by_descriptor.values():
+            session = connection.session if isinstance(connection, Subscriber) else connection
             if session is not None:
                 session.close()
         self._poll.close()
@@ -207,15 +207,18 @@ class Crowd:
         for _ in range(count):
             number = len(self.subscribers)
             self._named += 1
-            one = Subscriber(f"s{self._named}", number % TOPICS, brokers[number % len(brokers)])
-            one.base = self.sent[one.topic]
-            self.subscribers.append(one)
-            new.append(one)
-            self._connect(one)
+            subscriber = Subscriber(f"s{self._named}", number % TOPICS, brokers[number % len(brokers)])
+            subscriber.base = self.sent[subscriber.topic]
+            self.subscribers.append(subscriber)
+            new.append(subscriber)
+            self._connect(subscriber)
             if number % 16 == 15:
                 self._turn(0)
-        self.run(SETTLE_S, until=lambda: all(one.session and one.session.subscribed for one in new))
-        if not all(one.session and one.session.subscribed for one in new):
+        self.run(
+            SETTLE_S,
+            until=lambda: all(subscriber.session and subscriber.session.subscribed for subscriber in new),
+        )
+        if not all(subscriber.session and subscriber.session.subscribed for subscriber in new):
             raise UnavailableError(f"subscriptions were not confirmed within {SETTLE_S:.0f} s")
         if publishing:
             self.resume()
@@ -227,65 +230,70 @@ class Crowd:
         self.pause()
         gone = self.subscribers[len(self.subscribers) - count :]
         del self.subscribers[len(self.subscribers) - count :]
-        for one in gone:
-            self._drop(one)
+        for subscriber in gone:
+            self._drop(subscriber)
         self.run(SETTLE_S, until=lambda: self.backlog() <= 0)
-        for one in gone:
-            one.broker.request("subs.delete", name=one.name)  # answered when it is on disk
+        for subscriber in gone:
+            subscriber.broker.request("subs.delete", name=subscriber.name)  # answered when it is on disk
             self._turn(0)  # the others still have to answer their brokers in time
         if publishing:
             self.resume()
 
-    def leave(self, one: Subscriber) -> None:
-        if one.session is not None:
-            self._drop(one)
-            one.left_ns = time.monotonic_ns()
+    def leave(self, subscriber: Subscriber) -> None:
+        if subscriber.session is not None:
+            self._drop(subscriber)
+            subscriber.left_ns = time.monotonic_ns()
 
-    def come_back(self, one: Subscriber) -> None:
+    def come_back(self, subscriber: Subscriber) -> None:
         """With its token; tried again while its broker is down."""
-        if one.session is not None:
+        if subscriber.session is not None:
             return
         try:
-            self._connect(one)
+            self._connect(subscriber)
         except (OSError, UnavailableError):
-            self.after(AGAIN_S, lambda: self.come_back(one))
+            self.after(AGAIN_S, lambda: self.come_back(subscriber))
             return
-        one.back_ns = time.monotonic_ns()
+        subscriber.back_ns = time.monotonic_ns()
 
-    def _connect(self, one: Subscriber) -> None:
-        session = _Session.connect(one.broker.address, one.name)
-        session.consumed = one.token
-        session.begin(session.topic(one.topic), CheckpointToken(one.token) if one.token else None)
-        one.session = session
+    def _connect(self, subscriber: Subscriber) -> None:
+        session = _Session.connect(subscriber.broker.address, subscriber.name)
+        session.consumed = subscriber.token
+        session.begin(
+            session.topic(subscriber.topic), CheckpointToken(subscriber.token) if subscriber.token else None
+        )
+        subscriber.session = session
         self._poll.register(session.socket, select.EPOLLIN)
-        self._by_descriptor[session.socket.fileno()] = one
+        self._by_descriptor[session.socket.fileno()] = subscriber
 
-    def _drop(self, one: Subscriber) -> None:
-        session, one.session = one.session, None
+    def _drop(self, subscriber: Subscriber) -> None:
+        session, subscriber.session = subscriber.session, None
         if session is None:
             return
-        one.token = session.consumed
-        one.repeated += session.repeated
-        one.gaps += session.gaps
+        subscriber.token = session.consumed
+        subscriber.repeated += session.repeated
+        subscriber.gaps += session.gaps
         del self._by_descriptor[session.socket.fileno()]
         self._poll.unregister(session.socket)
         session.close()
 
     def backlog(self) -> int:
         """Events that were published to the subscribers and have not come yet."""
-        return sum(max(0, self.sent[one.topic] - one.base - one.events) for one in self.subscribers)
+        return sum(
+            max(0, self.sent[subscriber.topic] - subscriber.base - subscriber.events)
+            for subscriber in self.subscribers
+        )
 
     def drain(self, seconds: float = SETTLE_S) -> None:
         """Stop publishing; PeerError unless everybody has each event once within that time."""
         self.pause()
         self.run(seconds, until=lambda: self.backlog() <= 0)
-        for one in self.subscribers:
-            repeated = one.repeated + (one.session.repeated if one.session else 0)
-            gaps = one.gaps + (one.session.gaps if one.session else 0)
-            expected = self.sent[one.topic] - one.base
-            if one.events != expected or repeated or gaps:
+        for subscriber in self.subscribers:
+            repeated = subscriber.repeated + (subscriber.session.repeated if subscriber.session else 0)
+            gaps = subscriber.gaps + (subscriber.session.gaps if subscriber.session else 0)
+            expected = self.sent[subscriber.topic] - subscriber.base
+            if subscriber.events != expected or repeated or gaps:
                 raise PeerError(
-                    f"subscriber {one.name} got {one.events} of {expected} events,"
+                    f"subscriber {subscriber.name} got {subscriber.events} of {expected} events,"
                     f" {repeated} frames again and {gaps} gaps"
                 )
 
@@ -332,11 +340,11 @@ class Crowd:
         if self.publishing:
             wait_s = min(wait_s, self._publish())
         for descriptor, _ in self._poll.poll(wait_s):
-            held = self._by_descriptor.get(descriptor)
-            if isinstance(held, Subscriber):
-                self._read(held)
-            elif held is not None:
-                self._attend(held)
+            connection = self._by_descriptor.get(descriptor)
+            if isinstance(connection, Subscriber):
+                self._read(connection)
+            elif connection is not None:
+                self._attend(connection)
 
     def _publish(self) -> float:
         """Everything that is due; seconds until the next."""
@@ -352,35 +360,35 @@ class Crowd:
             self._due_ns += interval
         return (self._due_ns - now) / 1e9
 
-    def _read(self, one: Subscriber) -> None:
-        session = one.session
+    def _read(self, subscriber: Subscriber) -> None:
+        session = subscriber.session
         assert session is not None
         try:
             size = session.socket.recv_into(self._buffer)
         except (ConnectionError, BlockingIOError):
             size = 0
         if not size:
-            self.leave(one)  # its broker is gone
-            self.after(AGAIN_S, lambda: self.come_back(one))
+            self.leave(subscriber)  # its broker is gone
+            self.after(AGAIN_S, lambda: self.come_back(subscriber))
             return
         got = session.feed(self._view[:size])
-        one.events += got
+        subscriber.events += got
         self.received += got
         if session.reply:
             session.socket.sendall(session.reply)
             session.reply.clear()
         if got:
-            self._progress(one, session.newest_ns)
+            self._progress(subscriber, session.newest_ns)
 
-    def _progress(self, one: Subscriber, newest_ns: int) -> None:
+    def _progress(self, subscriber: Subscriber, newest_ns: int) -> None:
         now = time.monotonic_ns()
-        if not one.back_ns:
+        if not subscriber.back_ns:
             self._front_ns, self._front_at_ns = max(self._front_ns, newest_ns), now
             return
         front_ns = self._front_ns if now - self._front_at_ns < FRONT_S * 1e9 else now
         if front_ns - newest_ns < FRESH_S * 1e9:
-            one.caught_up.append((one.back_ns, (now - one.back_ns) / 1e9))
-            one.back_ns = 0
+            subscriber.caught_up.append((subscriber.back_ns, (now - subscriber.back_ns) / 1e9))
+            subscriber.back_ns = 0
 
     def _attend(self, session: NativeDurable) -> None:
         try:

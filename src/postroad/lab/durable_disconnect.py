@@ -66,11 +66,11 @@ class Seen:
 
 def look(answer: dict[str, Any], pubend: str, at_s: float) -> Look | None:
     """released(p) = min(latestDelivered(p), min released(s, p)), from the answer to "subs"."""
-    latest = [one["latest_delivered"] for one in answer["constreams"] if one["pubend"] == pubend]
+    latest = [entry["latest_delivered"] for entry in answer["constreams"] if entry["pubend"] == pubend]
     if not latest:
         return None
-    held = [one["released"][pubend] for one in answer["subscriptions"] if pubend in one["released"]]
-    return Look(at_s, latest[0], min([latest[0], *held]))
+    released = [entry["released"][pubend] for entry in answer["subscriptions"] if pubend in entry["released"]]
+    return Look(at_s, latest[0], min([latest[0], *released]))
 
 
 def apart(looks: list[Look], seen: Look, every_s: float) -> bool:
@@ -103,23 +103,25 @@ def disconnecting(seconds: float, tell: Callable[[str], None]) -> Seen:
                 if seen is not None and apart(looks, seen, WATCH_S):
                     looks.append(seen)
 
-            def leave(one: Subscriber) -> None:
-                crowd.leave(one)
-                crowd.after(away_s, lambda: crowd.come_back(one))
+            def leave(subscriber: Subscriber) -> None:
+                crowd.leave(subscriber)
+                crowd.after(away_s, lambda: crowd.come_back(subscriber))
 
             crowd.watch(shb, "subs", WATCH_S, told)
             first, last = seconds * QUIET, max(seconds * (1 - QUIET) - away_s, seconds * QUIET)
-            for number, one in enumerate(crowd.subscribers):
+            for number, subscriber in enumerate(crowd.subscribers):
                 at_s = first + (last - first) * number / SUBSCRIBERS
-                crowd.after(at_s, lambda one=one: leave(one))  # type: ignore[misc]
+                crowd.after(at_s, lambda subscriber=subscriber: leave(subscriber))  # type: ignore[misc]
             tell(f"{SUBSCRIBERS} subscribers, each away once for {away_s:.3g} s, {seconds:.0f} s in all")
             crowd.run(seconds)
-            crowd.run(SETTLE_S, until=lambda: all(one.caught_up for one in crowd.subscribers))
+            crowd.run(SETTLE_S, until=lambda: all(subscriber.caught_up for subscriber in crowd.subscribers))
             crowd.drain()
         finally:
             crowd.close()
     caught_up = [
-        (back_ns / 1e9 - began, took) for one in crowd.subscribers for back_ns, took in one.caught_up
+        (back_ns / 1e9 - began, took)
+        for subscriber in crowd.subscribers
+        for back_ns, took in subscriber.caught_up
     ]
     if len(caught_up) < SUBSCRIBERS:
         raise UnavailableError(

@@ -43,9 +43,10 @@ def draw_scaling(measured: Figures, paper: Figures, out: Path) -> None:
     names = ("1_broker", "1_shb", "2_shb", "4_shb")
     series = {
         f"{who}{', disconnecting' if kind else ''}": [
-            held.get(f"{name}.{'disconnecting_' if kind else ''}events_per_s", 0.0) / 1000 for name in names
+            figures.get(f"{name}.{'disconnecting_' if kind else ''}events_per_s", 0.0) / 1000
+            for name in names
         ]
-        for who, held in (("measured", measured), ("paper", paper))
+        for who, figures in (("measured", measured), ("paper", paper))
         for kind in (False, True)
     }
     _bars(axes, [name.replace("_", " ") for name in names], series)
@@ -67,7 +68,7 @@ def _rates(axes: Any, looks: Sequence[Look], name: str) -> None:
         (getattr(after, name) - getattr(before, name)) / 1000 / (after.at_s - before.at_s)
         for before, after in pairwise(looks)
     ]
-    axes.plot([one.at_s for one in looks[1:]], rates)
+    axes.plot([look.at_s for look in looks[1:]], rates)
     axes.axhline(1000, color="tab:orange", linewidth=0.8)
     axes.set(ylabel="tick ms/s", title=name)
 

@@ -110,7 +110,7 @@ def second_of(size: int) -> list[Batch]:
         rows = [
             (topic, np.flatnonzero(numbers % TOPICS == topic).astype(np.uint32)) for topic in range(TOPICS)
         ]
-        topics = [(topic, found) for topic, found in rows if len(found)]
+        topics = [(topic, matches) for topic, matches in rows if len(matches)]
         made += [Batch(pubend, ticks, topics) for pubend in range(PUBENDS)]
     return made
 

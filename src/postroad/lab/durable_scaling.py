@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +61,7 @@ class Sample:
 
 
 def measure(crowd: Crowd, made: Network, seconds: float) -> Sample:
-    phb, hosts = made.phb.cpu_s(), sum(one.cpu_s() for one in made.hosts)
+    phb, hosts = made.phb.cpu_s(), sum(host.cpu_s() for host in made.hosts)
     began, received, sent = time.monotonic(), crowd.received, sum(crowd.sent)
     crowd.run(seconds)
     elapsed = time.monotonic() - began
@@ -71,7 +72,7 @@ def measure(crowd: Crowd, made: Network, seconds: float) -> Sample:
         events_per_s=got / elapsed,
         sustained=crowd.backlog() <= allowed and in_time,
         phb_cores=(made.phb.cpu_s() - phb) / elapsed,
-        cpu_us_per_event=(sum(one.cpu_s() for one in made.hosts) - hosts) * 1e6 / max(got, 1),
+        cpu_us_per_event=(sum(host.cpu_s() for host in made.hosts) - hosts) * 1e6 / max(got, 1),
     )
 
 
@@ -112,12 +113,12 @@ def disconnecting(crowd: Crowd, made: Network, cycle_s: float) -> Sample:
     away_s = cycle_s / AWAY
     count = len(crowd.subscribers)
 
-    def leave(one: Subscriber) -> None:
-        crowd.leave(one)
-        crowd.after(away_s, lambda: crowd.come_back(one))
+    def leave(subscriber: Subscriber) -> None:
+        crowd.leave(subscriber)
+        crowd.after(away_s, lambda: crowd.come_back(subscriber))
 
-    for number, one in enumerate(crowd.subscribers):
-        crowd.after(cycle_s * (AWAY - 2) / AWAY * number / count, lambda one=one: leave(one))  # type: ignore[misc]
+    for number, subscriber in enumerate(crowd.subscribers):
+        crowd.after(cycle_s * (AWAY - 2) / AWAY * number / count, partial(leave, subscriber))
     return measure(crowd, made, cycle_s)
 
 

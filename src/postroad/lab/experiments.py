@@ -152,7 +152,7 @@ EXPERIMENTS: Final = {
 
 
 def experiment(name: str) -> Experiment:
-    found = EXPERIMENTS.get(name)
-    if found is None:
+    known = EXPERIMENTS.get(name)
+    if known is None:
         raise UsageError(f"unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
-    return found
+    return known

@@ -78,20 +78,20 @@ class Wire:
     def carry(self, way: Sequence[int], bits: int) -> float:
         """Milliseconds along these sites; what stays within a site costs nothing."""
         return sum(
-            transmission_ms(bits) + self._distances.delay_ms(one, other, self._longest_ms)
-            for one, other in pairwise(way)
-            if one != other
+            transmission_ms(bits) + self._distances.delay_ms(node, other, self._longest_ms)
+            for node, other in pairwise(way)
+            if node != other
         )
 
 
 def messages_on(way: Sequence[int]) -> int:
-    return sum(one != other for one, other in pairwise(way))
+    return sum(node != other for node, other in pairwise(way))
 
 
 def pairs(count: int, chance: Random) -> list[tuple[int, int]]:
     """Every application to every application, or as many drawn as are enough for a mean."""
     if count * count <= PAIRS:
-        return [(one, other) for one in range(count) for other in range(count)]
+        return [(first, other) for first in range(count) for other in range(count)]
     return [(chance.randrange(count), chance.randrange(count)) for _ in range(PAIRS)]
 
 

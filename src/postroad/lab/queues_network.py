@@ -35,9 +35,9 @@ class Distances:
         self.sites = sites
         self._numbers = np.arange(sites, dtype=np.uint64)
 
-    def share(self, one: int, other: int) -> float:
+    def share(self, node: int, other: int) -> float:
         """Of the longest distance, in (0, 1]. The order of sites by it is the same for every longest."""
-        mixed = min(one, other) * self.sites + max(one, other) + _SEED & _MASK
+        mixed = min(node, other) * self.sites + max(node, other) + _SEED & _MASK
         for shift, factor in _MIXING:
             mixed = (mixed ^ mixed >> shift) * factor & _MASK
         return ((mixed >> 11) + 1) / (1 << 53)
@@ -51,9 +51,9 @@ class Distances:
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         return ((mixed >> np.uint64(11)).astype(np.float64) + 1.0) / float(1 << 53)
 
-    def delay_ms(self, one: int, other: int, longest_ms: int) -> int:
+    def delay_ms(self, node: int, other: int, longest_ms: int) -> int:
         """One way; nothing within a site."""
-        return 0 if one == other else -int(-self.share(one, other) * longest_ms // 1)
+        return 0 if node == other else -int(-self.share(node, other) * longest_ms // 1)
 
 
 class Ring:

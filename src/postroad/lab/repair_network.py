@@ -143,7 +143,11 @@ class Network:
         return self.counts
 
     def _sample(self) -> None:
-        sizes = [one.neighbours.cache.size for one in self.receivers.values() if one.neighbours is not None]
+        sizes = [
+            receiver.neighbours.cache.size
+            for receiver in self.receivers.values()
+            if receiver.neighbours is not None
+        ]
         if sizes:
             self.counts.cache_sizes += (min(sizes), sum(sizes) / len(sizes), max(sizes))
 
@@ -222,14 +226,14 @@ class Network:
         if receiver is not None:
             receiver.heard(source, message)
         else:
-            publisher = next(one for one in self.publishers if one.number == target)
+            publisher = next(candidate for candidate in self.publishers if candidate.number == target)
             publisher.heard(message)
 
     def matching(self, kind: str) -> list[int]:
         return self._by_kind.get(kind, [])
 
     def may_want(self, bits: int) -> list[int]:
-        return [number for number, one in self.receivers.items() if matched(bits, one.masks)]
+        return [number for number, receiver in self.receivers.items() if matched(bits, receiver.masks)]
 
 
 class Publisher:
@@ -457,15 +461,15 @@ def _tree(shape: Shape, chance: random.Random) -> list[list[int]]:
 
 
 def _distances(links: list[list[int]], start: int) -> list[int]:
-    found = [-1] * len(links)
-    found[start] = 0
+    distances = [-1] * len(links)
+    distances[start] = 0
     queue = [start]
     for broker in queue:
         for other in links[broker]:
-            if found[other] < 0:
-                found[other] = found[broker] + 1
+            if distances[other] < 0:
+                distances[other] = distances[broker] + 1
                 queue.append(other)
-    return found
+    return distances
 
 
 def _rooted(links: list[list[int]], root: int) -> list[int]:

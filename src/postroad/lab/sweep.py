@@ -76,8 +76,8 @@ def sweep(spark: SparkSession, runs: list[Run]) -> DataFrame:
 
     def simulate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            found = [_outcome(runs[number]) for number in batch["id"].to_pylist()]
-            yield from pa.Table.from_pylist(found, _OUTCOME).to_batches()
+            outcomes = [_outcome(runs[number]) for number in batch["id"].to_pylist()]
+            yield from pa.Table.from_pylist(outcomes, _OUTCOME).to_batches()
 
     return numbers.mapInArrow(simulate, _COLUMNS)
 

@@ -26,9 +26,9 @@ def measured_rates() -> list[float]:
     chance = np.random.default_rng(1)
     rates = []
     for bits in BITS_PER_MESSAGE:
-        held = BloomFilter(bits * KEYS, KEYS, best_hashes(bits))
-        held.add(chance.bytes(16 * KEYS))
-        rates.append(sum(held.contains(chance.bytes(16 * PROBES))) / PROBES)
+        filled = BloomFilter(bits * KEYS, KEYS, best_hashes(bits))
+        filled.add(chance.bytes(16 * KEYS))
+        rates.append(sum(filled.contains(chance.bytes(16 * PROBES))) / PROBES)
     return rates
 
 

@@ -181,15 +181,15 @@ def toml(config: TrackingConfig) -> str:
 
 
 def measured_latency(row: Row, seconds: float, folder: Path) -> Figures:
-    files = [folder / f"{one.name}.toml" for one in (TABLE[0], row)]
-    for file, one in zip(files, (TABLE[0], row), strict=True):
-        file.write_text(toml(one.config()))
+    files = [folder / f"{each.name}.toml" for each in (TABLE[0], row)]
+    for file, each in zip(files, (TABLE[0], row), strict=True):
+        file.write_text(toml(each.config()))
     tried = [system(("--config", str(file)), row.name) for file in files]
     with serving(tried[0]) as null, serving(tried[1]) as own:
         (base, taken), lost = workloads.beside(tried[0], (null, own), seconds, LATENCY_RATE)
     compared = side_by_side([taken], [base])
     low, high = compared[f"{BESIDE_P99}_interval"]
-    p50_us, base_us = (float(np.percentile(one.latencies[:, 1], 50)) / 1000 for one in (taken, base))
+    p50_us, base_us = (float(np.percentile(each.latencies[:, 1], 50)) / 1000 for each in (taken, base))
     return {
         "p50_us": p50_us,
         "p99_us": compared["beside_p99_us"],

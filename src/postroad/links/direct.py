@@ -65,6 +65,11 @@ class DirectPeers:
         board.direct[Direct] = self._received
         board.metrics(self._metrics)
 
+    def takes(self, turn: Turn, broker: int, size: int) -> bool:
+        """Whether there is a way there now for so many bytes, which a room says later in this turn."""
+        peer = self._peers.get(broker) or self._dial(turn, broker)
+        return peer is not None and peer.waiting_bytes + size <= MAX_WAITING_BYTES
+
     def send(self, turn: Turn, broker: int, room: str, body: bytes) -> bool:
         """Say this to the same room of another broker; False if there is no way there now.
 
@@ -103,6 +108,7 @@ class DirectPeers:
         if sum(peer.sought for peer in self._peers.values()) >= MAX_PEERS:
             return None
         self._dials += 1
+        turn.stirs = True  # the links dial
         self._links.dial_directly(turn, broker, address, self._not_reached)
         peer = self._peers[broker] = _Peer(used_us=turn.now_us, sought=True)
         return peer

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import shutil
 import ssl
 from dataclasses import dataclass, replace
+from typing import Final
 
 import uvloop
 
@@ -22,6 +24,7 @@ from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
 from postroad.durable.publisher.pubend_rows import read_facts, refuse_lower_limits
+from postroad.durable.settings import DEFAULT_KEEP_BYTES, DurableConfig
 from postroad.errors import UsageError
 from postroad.ids import Identity
 from postroad.links.handshake import MAX_WINDOW
@@ -44,6 +47,8 @@ from postroad.storage.commit import Storage
 from postroad.storage.identity import DataFolder
 from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
+
+DISK_SHARE: Final = 5  # durable events that nobody needs any more take no more than this part of the disk
 
 
 def run(config: NodeConfig) -> int:
@@ -113,7 +118,13 @@ async def _serve(node: _Node) -> int:
     tracking, historian = _history(config, node.identity.number, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
-        replace(config.broker, about=tuple(about.items()), links=node.links(), discovery=discovery),
+        replace(
+            config.broker,
+            about=tuple(about.items()),
+            links=node.links(),
+            discovery=discovery,
+            durable=_within_the_disk(config),
+        ),
         node.identity,
         draw=secrets.randbelow,
         now_us=clock.now_us(),
@@ -127,6 +138,7 @@ async def _serve(node: _Node) -> int:
         max_connections=node.max_connections,
         max_batch_bytes=config.broker.limits.batch_bytes,
         window_bytes=MAX_WINDOW,
+        total_bytes=config.broker.delivery.half_bytes,
         tls_server=node.tls_server,
         tls_client=node.tls_client,
         historian=historian,
@@ -144,6 +156,13 @@ async def _serve(node: _Node) -> int:
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
+
+
+def _within_the_disk(config: NodeConfig) -> DurableConfig:
+    """What is kept although nobody needs it leaves most of the disk to others, unless the file says more."""
+    durable = config.broker.durable
+    share = shutil.disk_usage(config.data).total // DISK_SHARE
+    return replace(durable, keep_bytes=durable.keep_bytes or min(DEFAULT_KEEP_BYTES, share))
 
 
 async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | None]:

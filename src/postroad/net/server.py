@@ -28,6 +28,7 @@ from postroad.config import parse_address
 from postroad.delays import Delays
 from postroad.errors import PeerError, PostroadError, UnavailableError
 from postroad.net import tls
+from postroad.net.buffers import BEHIND_BYTES, TOTAL_BYTES, Buffers
 from postroad.net.clock import Clock
 from postroad.net.datagrams import Datagrams, to_endpoint
 from postroad.net.historian import Historian
@@ -110,11 +111,19 @@ class Connection(asyncio.Protocol):
         except PeerError as error:
             server.refuse(self, error)
             return
+        if self.splitter.pending > BEHIND_BYTES:
+            server.buffers.add(self)
         if frames:
             server.received(self, frames)
 
+    @property
+    def held_bytes(self) -> int:
+        """What waits here: not taken by the peer, not come whole, not served yet."""
+        unsent = self.transport.get_write_buffer_size()
+        return unsent + self.splitter.pending + self.server.waiting_bytes(self)
+
     def pause_writing(self) -> None:
-        self.server.overflowed(self)
+        self.server.buffers.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connection_lost(self, exc)
@@ -131,6 +140,7 @@ class Server:
         max_connections: int,
         max_batch_bytes: int,
         window_bytes: int,
+        total_bytes: int = TOTAL_BYTES,
         tls_server: ssl.SSLContext | None = None,
         tls_client: ssl.SSLContext | None = None,
         historian: Historian | None = None,
@@ -145,8 +155,12 @@ class Server:
         self._turns = Delays("turn_seconds", "Time the broker core took for one turn of the loop.")
         self._clock = clock
         self._max_connections = max_connections
-        # Credit may be overdrawn by one frame.
-        self._max_unsent_bytes = window_bytes + max_batch_bytes + CONTROL_SLACK_BYTES
+        self.buffers = Buffers(
+            # Credit may be overdrawn by one frame.
+            each_bytes=window_bytes + max_batch_bytes + CONTROL_SLACK_BYTES,
+            total_bytes=total_bytes,
+            cut_off=self._cut_off,
+        )
         self._tls_server = tls_server
         self._tls_client = tls_client
         self._loop = asyncio.get_running_loop()
@@ -248,6 +262,7 @@ class Server:
                 "socket_bytes_in_total": self.bytes_in,
                 "socket_bytes_out_total": self._bytes_out,
                 "socket_unsent_bytes": sum(one.transport.get_write_buffer_size() for one in self._sockets),
+                "socket_held_bytes": sum(one.held_bytes for one in self._sockets),
                 "dial_failures_total": self._dial_failures,
                 "frames_waiting": self._shares.frames,
                 "turn_inputs_total": self._inputs_handled,
@@ -263,6 +278,10 @@ class Server:
         else:
             number = connection.number
             self.queue([Received(connection=number, frame=frame) for frame in frames])
+
+    def waiting_bytes(self, connection: Connection) -> int:
+        """Of frames that wait for a share of a turn."""
+        return self._shares.waiting_bytes(connection)
 
     def queue(self, inputs: Sequence[Input]) -> None:
         self._inputs += inputs
@@ -466,7 +485,7 @@ class Server:
         connection.number = self._last_number
         connection.live = True
         self._live[connection.number] = connection
-        transport.set_write_buffer_limits(high=self._max_unsent_bytes)
+        transport.set_write_buffer_limits(high=BEHIND_BYTES)
         self.queue(
             [
                 Opened(
@@ -481,6 +500,7 @@ class Server:
 
     def connection_lost(self, connection: Connection, error: Exception | None) -> None:
         self._sockets.discard(connection)
+        self.buffers.forget(connection)
         if self._stopping and not self._sockets:
             self._drained.set()
         if connection.live:
@@ -507,14 +527,13 @@ class Server:
         self._write(connection, encode(Refuse(code=error.code, reason=str(error))))
         self._close(connection)
 
-    def overflowed(self, connection: Connection) -> None:
-        """The peer takes nothing, and more waits for it than its credit explains."""
+    def _cut_off(self, connection: Connection, why: str) -> None:
+        """Too much waits in its socket."""
         if connection.live:
             self._overflowed += 1
-            complain("warning", f"connection {connection.number} {connection.peer} does not read: closed")
+            complain("warning", f"connection {connection.number} {connection.peer} {why}: closed")
             self._forget(connection)
-        # Aborting inside the write that noticed it would pull the transport from under its own feet.
-        self._loop.call_soon(connection.transport.abort)
+        connection.transport.abort()
 
     def _turn_away(self, connection: Connection) -> None:
         self._refused += 1

@@ -3,7 +3,7 @@
 A request may cost a thousand times its bytes, and a reply much more. So frames that ask for work wait in a
 line per connection. A turn takes some from every line, one connection after the other, as many as keep it
 short: how many that is, is learned from how long turns took. A connection whose line is long is not read
-from: what it sends beyond waits in its own socket. One that does not read its replies is asked nothing.
+from: what it sends beyond waits in its own socket. One that does not read its replies is served nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ASKING: Final = frozenset({int(Kind.REQUEST), int(Kind.SUBSCRIBE), int(Kind.UNSUBSCRIBE)})
 LONG_LINE: Final = 256  # frames of a connection that wait before it is not read from
 SHORT_LINE: Final = 64  # it is read from again
+LINE_BYTES: Final = MIB  # of a connection's frames that wait before it is not read from
 TURN_US: Final = 5 * MILLISECOND_US  # a turn that takes longer takes fewer
 MAX_SHARE: Final = 256  # asking frames in one turn, of all connections together
 UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
@@ -30,6 +31,7 @@ UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
 class Shares:
     def __init__(self) -> None:
         self._lines: dict[Connection, deque[bytes]] = {}  # none is empty; the next to be served comes first
+        self._bytes: dict[Connection, int] = {}  # of those lines
         self._paused: set[Connection] = set()  # of these, those that are not read from
         self._share = MAX_SHARE  # asking frames in the next turn
         self.stalled = False  # all that wait have replies to read first
@@ -41,6 +43,9 @@ class Shares:
     def frames(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    def waiting_bytes(self, connection: Connection) -> int:
+        return self._bytes.get(connection, 0)
+
     def add(self, connection: Connection, frames: Sequence[bytes]) -> bool:
         """Whether these wait, since one of them asks for something or earlier ones do."""
         line = self._lines.get(connection)
@@ -48,8 +53,11 @@ class Shares:
             if not any(frame[4] in ASKING for frame in frames):
                 return False
             line = self._lines[connection] = deque()
+            self._bytes[connection] = 0
         line.extend(frames)
-        if len(line) > LONG_LINE and connection not in self._paused:
+        self._bytes[connection] += sum(map(len, frames))
+        is_long = len(line) > LONG_LINE or self._bytes[connection] > LINE_BYTES
+        if is_long and connection not in self._paused:
             self._paused.add(connection)
             connection.transport.pause_reading()
         return True
@@ -71,14 +79,18 @@ class Shares:
 
     def _take_from(self, connection: Connection, most: int, taken: list[Received]) -> int:
         """How many asking frames were taken of this connection, which is last in the order from now on."""
-        line, asking = self._lines.pop(connection), 0
+        line, asking, taken_bytes = self._lines.pop(connection), 0, 0
         while line and (line[0][4] not in ASKING or asking < most):
             frame = line.popleft()
             asking += frame[4] in ASKING
+            taken_bytes += len(frame)
             taken.append(Received(connection=connection.number, frame=frame))
+        waiting_bytes = self._bytes.pop(connection) - taken_bytes
         if line:
             self._lines[connection] = line
-        if len(line) <= SHORT_LINE and connection in self._paused:
+            self._bytes[connection] = waiting_bytes
+        is_short = len(line) <= SHORT_LINE and waiting_bytes <= LINE_BYTES // 2
+        if is_short and connection in self._paused:
             self._paused.discard(connection)
             connection.transport.resume_reading()
         return asking
@@ -93,6 +105,7 @@ class Shares:
     def forget(self, connection: Connection) -> list[Received]:
         """It is closed: what it asked for is not answered; what it said besides, such as an ACK, counts."""
         self._paused.discard(connection)
+        self._bytes.pop(connection, None)
         line = self._lines.pop(connection, ())
         return [
             Received(connection=connection.number, frame=frame) for frame in line if frame[4] not in ASKING

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PeerError, PostroadError
-from postroad.queues.inbox import Inboxes, Limits
+from postroad.queues.inbox import Inboxes, Limits, Operation
 from postroad.queues.messages import (
     Append,
     Kept,
@@ -82,7 +82,6 @@ class _Hosted:
     unlogged: bool = False  # the log lacks something that is in memory
     retry_us: int | None = None
     retry: Save | None = None
-    due_us: int | None = None  # the core's deadline
 
 
 @dataclass(slots=True)
@@ -97,7 +96,8 @@ class _Loading:
 
 
 class Arcs:
-    """`say` sends a message about an arc; `kept`, `moved` and `stopped` are told what became of one.
+    """`say` sends a message about an arc; `kept`, `moved` and `stopped` are told what became of one, `woken`
+    that the disk has answered.
 
     `streams`: the log streams that a start found; None: nothing is on disk.
     """
@@ -117,16 +117,19 @@ class Arcs:
         kept: Callable[[Turn, int, Kept], None],
         moved: Callable[[Turn, int, View], None],
         stopped: Callable[[Turn, int], None],
+        woken: Callable[[Turn], None],
     ) -> None:
         self.me, self.count = me, count
         self._boot, self._settings, self._limits, self._draw = boot, settings, limits, draw
         self._say, self._kept, self._moved, self._stopped = say, kept, moved, stopped
+        self._woken = woken
         self._disk = streams is not None
         self._hosted: dict[int, _Hosted] = {}
         self._indices: dict[str, int] = {}  # what `index` answered
         self._loading: dict[int, _Loading] = {}
         self._candidates: Callable[[bytes], list[Node]] | None = None
         self._stirred: set[int] = set()  # arcs whose deadline is to be looked up
+        self._due_us: dict[int, int] = {}  # the deadlines of the others, by arc
         self._counters = {"queue_views_total": 0, "queue_disk_failures_total": 0}
         rows = dict(board.table(TABLE, _read_row)) if self._disk else {}
         self.founder = rows.pop(FOUNDER, None) is not None
@@ -265,12 +268,21 @@ class Arcs:
             self._run(turn, index, hosted)
 
     def submit(
-        self, turn: Turn, index: int, payload: bytes, *, durable: bool, applied: Callable[[Inboxes], None]
+        self,
+        turn: Turn,
+        index: int,
+        payload: bytes,
+        operations: Sequence[Operation],
+        *,
+        durable: bool,
+        applied: Callable[[Inboxes], None],
     ) -> None:
-        """Write to all replicas. `applied` is called once it is done here, and before it can be kept."""
-        hosted = self._hosted[index]
+        """Write operations, which the payload says, to all replicas. `applied` is called once it is done
+        here, and before it can be kept."""
+        hosted, machine = self._hosted[index], self.machine(index)
+        machine.expect(payload, operations)
         hosted.arc.submit(payload, turn.now_us, durable=durable)
-        applied(self.machine(index))
+        applied(machine)
         self._run(turn, index, hosted)
 
     def found(self, turn: Turn) -> int:
@@ -333,6 +345,7 @@ class Arcs:
         turn.save(TABLE, [row], then=partial(self._saved, index, output))
 
     def _saved(self, index: int, output: Save, turn: Turn, error: PostroadError | None) -> None:
+        self._woken(turn)
         hosted = self._hosted[index]
         if error is not None:
             self._counters["queue_disk_failures_total"] += 1
@@ -363,6 +376,7 @@ class Arcs:
     def _appended(
         self, index: int, output: Append | None, before: int, turn: Turn, error: PostroadError | None
     ) -> None:
+        self._woken(turn)
         hosted = self._hosted[index]
         if error is not None:
             if not hosted.unlogged:
@@ -393,9 +407,8 @@ class Arcs:
     def tick(self, turn: Turn) -> None:
         now_us = turn.now_us
         self._look_up()
-        for index, hosted in list(self._hosted.items()):
-            if hosted.due_us is None or hosted.due_us > now_us:
-                continue
+        for index in sorted(index for index, due_us in self._due_us.items() if due_us <= now_us):
+            hosted = self._hosted[index]
             if hosted.retry_us is not None and hosted.retry_us <= now_us:
                 self._try_again(turn, index, hosted)
             for _ in range(MAX_STEPS):
@@ -410,14 +423,15 @@ class Arcs:
         for index in self._stirred:
             hosted = self._hosted[index]
             times = [time for time in (hosted.arc.next_deadline(), hosted.retry_us) if time is not None]
-            hosted.due_us = min(times, default=None)
+            if times:
+                self._due_us[index] = min(times)
+            else:
+                self._due_us.pop(index, None)
         self._stirred.clear()
 
     def next_deadline(self) -> int | None:
         self._look_up()
-        return min(
-            (hosted.due_us for hosted in self._hosted.values() if hosted.due_us is not None), default=None
-        )
+        return min(self._due_us.values(), default=None)
 
     def check(self) -> None:
         for hosted in self._hosted.values():

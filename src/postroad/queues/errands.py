@@ -54,6 +54,7 @@ class _Errand:
     done: Answered
     until_us: int
     sent_us: int | None = None  # None: not since the last change
+    stamped: bool = False  # its messages have their chain
     gapped: bool = False  # it came too early
 
 
@@ -103,14 +104,16 @@ class Errands:
             self._search(turn, arc, route)
             return
         task = errand.task
-        if isinstance(task, PutTask | StageTask) and any(
-            message.chain == NO_CHAIN for message in task.messages
-        ):
-            stamped = tuple(
-                replace(message, chain=view.chain) if message.chain == NO_CHAIN else message
-                for message in task.messages
-            )
-            task = errand.task = replace(task, messages=stamped)
+        if not errand.stamped:
+            errand.stamped = True
+            if isinstance(task, PutTask | StageTask) and any(
+                message.chain is NO_CHAIN for message in task.messages
+            ):
+                stamped = tuple(
+                    replace(message, chain=view.chain) if message.chain is NO_CHAIN else message
+                    for message in task.messages
+                )
+                task = errand.task = replace(task, messages=stamped)
         if errand.sent_us is not None:
             self.counters["queue_errands_repeated_total"] += 1
         errand.sent_us = turn.now_us
@@ -246,8 +249,10 @@ class Errands:
     def tick(self, turn: Turn) -> None:
         now_us = turn.now_us
         for arc, route in list(self._routes.items()):
-            late = [errand for errand in route.errands.values() if errand.until_us <= now_us]
-            for errand in late:
+            while route.errands:
+                errand = next(iter(route.errands.values()))
+                if errand.until_us > now_us:
+                    break  # all have the same time, so the first is due first
                 self._forget(arc, errand)
                 late_answer = Done(errand.number, (), UnavailableError.code, self._silence())
                 errand.done(turn, late_answer, errand.task)

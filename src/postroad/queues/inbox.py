@@ -9,8 +9,9 @@ nothing else in here looks into it. Of each (chain of first sending, source) an 
 transactional id that was kept or rejected; that outlives the messages and takes the place of Fig. 3 at
 brokers. Nothing may pass an earlier message: a put names the id its source sent before it (`after`), and is
 answered `gap` while that one is not here. What is `full` leaves no trace, so that it can be sent again under
-its id. A session that ended in good order is forgotten a minute after its last message is gone, one that
-vanished after a day.
+its id. Where another chain was taken in, its sources go on under it, also with a message that was sent before
+anybody told the source which chain that is: a session is one source, whatever the chain. A session that ended
+in good order is forgotten a minute after its last message is gone, one that vanished after a day.
 
 **Consumers.** A source sticks to one consumer of an inbox for as long as that one stays, so several consumers
 keep the order per source. An accept is given to one consumer, and to the same one again however often it
@@ -33,7 +34,8 @@ transactions and decisions have limits; what would go over is answered `full`, a
 
 from __future__ import annotations
 
-from collections.abc import Container
+import struct
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -57,6 +59,7 @@ MAX_STAGED: Final = 1_024
 MAX_DECISIONS: Final = 65_536
 MAX_PRIORITY: Final = 9
 MESSAGE_OVERHEAD_BYTES: Final = 256
+RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
 SESSION_BYTES: Final = 8
@@ -98,7 +101,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 5  # then a rejected message is a dead letter
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inbox: str
     chain: Chain
     source: str
@@ -228,20 +231,31 @@ class End(_Operation, frozen=True, tag=13):
     now_us: int
 
 
+class AcceptEach(_Operation, frozen=True, tag=14):
+    """As an Accept of each, in turn."""
+
+    inbox: str
+    keys: tuple[Key, ...]
+    consumer: str
+    now_us: int
+
+
 Operation: TypeAlias = (
     Put | Accept | Reject | Refuse | Join | Leave | Sweep | Revive | Stage | Decide | Resolve | Forget | End
-)
+    | AcceptEach
+)  # fmt: skip
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`outcome` is one that the operation's method names; `last`: of a gap, the last id that is here."""
 
     outcome: str
     last: int = 0
-    each: tuple[Answer, ...] = ()  # of a put that is not together
+    each: tuple[Answer, ...] = ()  # where there are several, unless all have the same outcome
 
 
 KEPT: Final = Answer("kept")
+ACCEPTED: Final = Answer("accepted")
 
 
 class Source(msgspec.Struct):
@@ -278,6 +292,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     inboxes: list[tuple[str, _InboxSnapshot]]
     staged: list[tuple[bytes, Stage]]
     decisions: list[tuple[bytes, tuple[bool, int]]]
+    chains: list[Chain] = []
 
 
 class _InboxSnapshot(msgspec.Struct, array_like=True):
@@ -291,13 +306,25 @@ class _InboxSnapshot(msgspec.Struct, array_like=True):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_LIST: Final = 0xDD  # of MessagePack: a list with a length of four bytes
+_LIST_HEAD: Final = struct.Struct(">BI")
 _OPERATIONS: Final = msgspec.msgpack.Decoder(tuple[Operation, ...])
 _SNAPSHOT: Final = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode(*operations: Operation) -> bytes:
     """What is written at once: the operations are performed in their order."""
-    return _ENCODER.encode(operations)
+    return join(len(operations), [encode_each(operations)])
+
+
+def encode_each(operations: Iterable[Operation]) -> bytes:
+    """A part of what is written at once."""
+    return b"".join(map(_ENCODER.encode, operations))
+
+
+def join(count: int, parts: Iterable[bytes]) -> bytes:
+    """Parts with so many operations in all, as one write: the head of a list, and what is in it."""
+    return _LIST_HEAD.pack(_LIST, count) + b"".join(parts)
 
 
 def source_of(session: bytes, name: str) -> str:
@@ -336,12 +363,21 @@ class Inboxes:
         self.inboxes: dict[str, Inbox] = {}
         self.staged: dict[bytes, Stage] = {}
         self.decisions: dict[bytes, tuple[bool, int]] = {}  # whether it commits, and since when
+        self.chains: list[Chain] = []  # that were taken in
         self.bytes = 0  # of all messages, dead letters and staged ones among them
+        self._expected: tuple[bytes, Sequence[Operation]] | None = None
 
     # The interface of a replicated machine
 
+    def expect(self, payload: bytes, operations: Sequence[Operation]) -> None:
+        """This is applied next, and was made of these: it need not be decoded."""
+        self._expected = (payload, operations)
+
     def apply(self, payload: bytes) -> tuple[Answer, ...]:
         """An answer for each operation."""
+        expected, self._expected = self._expected, None
+        if expected is not None and expected[0] is payload:
+            return tuple([self.perform(operation) for operation in expected[1]])
         try:
             operations = _OPERATIONS.decode(payload)
         except msgspec.DecodeError as error:
@@ -377,6 +413,8 @@ class Inboxes:
                 return Answer("done")
             case End():
                 return self._end(operation)
+            case AcceptEach():
+                return self._accept_each(operation)
 
     def snapshot(self) -> bytes:
         inboxes = [
@@ -394,15 +432,19 @@ class Inboxes:
             )
             for name, inbox in self.inboxes.items()
         ]
-        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()))
+        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()), self.chains)
         return _ENCODER.encode(snapshot)
 
+    def size(self) -> int:
+        records = sum(len(inbox.sources) + len(inbox.accepts) for inbox in self.inboxes.values())
+        return self.bytes + records * RECORD_BYTES
+
     def install(self, snapshot: bytes) -> None:
-        self.inboxes, self.staged, self.decisions, self.bytes = {}, {}, {}, 0
+        self.inboxes, self.staged, self.decisions, self.chains, self.bytes = {}, {}, {}, [], 0
         if not snapshot:
             return
         read = _read(snapshot)
-        self.staged, self.decisions = dict(read.staged), dict(read.decisions)
+        self.staged, self.decisions, self.chains = dict(read.staged), dict(read.decisions), read.chains
         for name, saved in read.inboxes:
             inbox = self.inboxes[name] = Inbox(saved.owner, dict(saved.messages))
             inbox.numbers = {_key(message): number for number, message in saved.messages}
@@ -423,10 +465,11 @@ class Inboxes:
 
         Ids are compared per chain of first sending. Both have a table of one chain only if both took it in.
         """
-        del chain
+        self.chains.append(chain)
         if not snapshot:
             return
         read = _read(snapshot)
+        self.chains += [each for each in read.chains if each not in self.chains]
         for name, saved in read.inboxes:
             inbox = self.inboxes.setdefault(name, Inbox())
             inbox.owner = inbox.owner or saved.owner
@@ -504,26 +547,90 @@ class Inboxes:
     def _put(self, operation: Put) -> Answer:
         """`kept`, `known` (it was kept before), `rejected` (it was refused before), `gap`, `full`; `each`."""
         if not operation.together:
-            return Answer(
-                "each", 0, tuple([self._put_one(each, operation.now_us) for each in operation.messages])
-            )
-        answer = self._admit(operation.messages)
+            return self._put_each(operation.messages, operation.now_us)
+        messages = tuple(map(self._home, operation.messages))
+        answer = self._admit(messages)
         if answer.outcome != "kept":
             return answer
-        for message in operation.messages:
+        for message in messages:
             inbox = self.inboxes.setdefault(message.inbox, Inbox())
             if self._outcome(inbox, message).outcome == "kept":
                 self._keep(inbox, message, operation.now_us)
         return answer
 
+    def _home(self, message: Message) -> Message:
+        """Under the chain that its source is known by here."""
+        inbox = self.inboxes.get(message.inbox)
+        if self.chains and inbox is not None and (message.chain, message.source) not in inbox.sources:
+            for chain in self.chains:
+                if (chain, message.source) in inbox.sources:
+                    return replace(message, chain=chain)
+        return message
+
+    def _put_each(self, messages: tuple[Message, ...], now_us: int) -> Answer:
+        """Most messages follow one of the same source: they are put as a run."""
+        answers: list[Answer] = []
+        position = 0
+        while position < len(messages):
+            count = self._put_run(messages, position, now_us)
+            if count:
+                answers += [KEPT] * count
+            else:
+                answers.append(self._put_one(messages[position], now_us))
+                count = 1
+            position += count
+        if answers.count(KEPT) == len(answers):
+            return KEPT
+        return Answer("each", 0, tuple(answers))
+
+    def _put_run(self, messages: tuple[Message, ...], start: int, now_us: int) -> int:
+        """Put as many messages of one source as are the next ones of it, and have room; how many it were."""
+        first = messages[start]
+        name, source_name, priority = first.inbox, first.source, first.priority
+        inbox = self.inboxes.get(name)
+        source = None if inbox is None else inbox.sources.get((first.chain, source_name))
+        if inbox is None or source is None or source.staged or not first.ordered:
+            return 0
+        chain, last, number, limits = first.chain, source.last, inbox.next_number, self.limits
+        room = min(limits.inbox_bytes - inbox.bytes, limits.arc_bytes - self.bytes)
+        most = max(0, limits.inbox_messages - len(inbox.messages))
+        kept, numbers, lane = inbox.messages, inbox.numbers, inbox.lanes.setdefault(priority, {})
+        size = count = 0
+        for message in messages[start : start + most]:
+            more = len(message.payload) + len(message.attributes) + MESSAGE_OVERHEAD_BYTES
+            if (
+                not message.after <= last < message.id
+                or size + more > room
+                or message.source != source_name
+                or message.inbox != name
+                or message.priority != priority
+                or not message.ordered
+                or message.chain != chain
+            ):
+                break
+            last = message.id
+            kept[number] = message
+            numbers[chain, source_name, last] = number
+            lane[number] = None
+            size += more
+            number += 1
+            count += 1
+        if count:
+            source.waiting.extend(range(inbox.next_number, number))
+            source.touched_us, source.ended, source.last = now_us, False, last
+            inbox.next_number = number
+            inbox.bytes += size
+            self.bytes += size
+            _stick(inbox, source)
+        elif not lane:
+            del inbox.lanes[priority]
+        return count
+
     def _put_one(self, message: Message, now_us: int) -> Answer:
+        if self.chains:
+            message = self._home(message)
         inbox = self.inboxes.get(message.inbox)
         owner = (message.chain, message.source)
-        source = None if inbox is None else inbox.sources.get(owner)
-        if inbox is not None and source is not None and self._follows(inbox, source, message):
-            source.touched_us, source.ended, source.last = now_us, False, message.id
-            self._insert(inbox, message, source)
-            return KEPT
         answer = self._outcome(inbox, message)
         if answer.outcome != "kept":
             return answer
@@ -534,18 +641,6 @@ class Inboxes:
             inbox = self.inboxes[message.inbox] = Inbox()
         self._keep(inbox, message, now_us)
         return answer
-
-    def _follows(self, inbox: Inbox, source: Source, message: Message) -> bool:
-        """Most messages are the next one of a known source, and there is room: that is seen at once."""
-        limits, size = self.limits, message.size
-        return (
-            message.ordered
-            and message.after <= source.last < message.id
-            and not source.staged
-            and len(inbox.messages) < limits.inbox_messages
-            and inbox.bytes + size <= limits.inbox_bytes
-            and self.bytes + size <= limits.arc_bytes
-        )
 
     def _admit(self, messages: tuple[Message, ...]) -> Answer:
         """What becomes of all of them. Those before a message in the same put count as kept."""
@@ -670,6 +765,52 @@ class Inboxes:
             return Answer("early")
         self._settle(inbox, source, key, operation.consumer, operation.now_us)
         return Answer("accepted")
+
+    def _accept_each(self, operation: AcceptEach) -> Answer:
+        """As `_accept`; `each`."""
+        inbox, keys = self.inboxes.get(operation.inbox), operation.keys
+        consumer, now_us = operation.consumer, operation.now_us
+        answers: list[Answer] = []
+        position = 0
+        while position < len(keys):
+            count = (
+                0 if inbox is None else self._accept_run(inbox, keys, position, consumer, operation.now_us)
+            )
+            if count:
+                answers += [ACCEPTED] * count
+            else:
+                answers.append(self._accept(Accept(operation.inbox, keys[position], consumer, now_us)))
+                count = 1
+            position += count
+        if answers.count(ACCEPTED) == len(answers):
+            return ACCEPTED
+        return Answer("each", 0, tuple(answers))
+
+    def _accept_run(self, inbox: Inbox, keys: tuple[Key, ...], start: int, consumer: str, now_us: int) -> int:
+        """Accept as many transactional messages as are the first ones of one source; how many it were."""
+        chain, name, _ = keys[start]
+        source = inbox.sources.get((chain, name))
+        if source is None or source.consumer != consumer:
+            return 0
+        size = count = 0
+        for number, key in zip(source.waiting, keys[start:], strict=False):
+            message = inbox.messages[number]
+            if key[2] != message.id or key[1] != name or key[0] != chain:
+                break
+            del inbox.messages[number], inbox.numbers[key], inbox.lanes[message.priority][number]
+            _remember(inbox, key, consumer)
+            size += len(message.payload) + len(message.attributes) + MESSAGE_OVERHEAD_BYTES
+            count += 1
+        if count:
+            del source.waiting[:count]
+            source.touched_us, source.accepted, source.accepted_by = (
+                now_us,
+                keys[start + count - 1][2],
+                consumer,
+            )
+            inbox.bytes -= size
+            self.bytes -= size
+        return count
 
     def _settle(self, inbox: Inbox, source: Source, key: Key, consumer: str, now_us: int) -> Message:
         message = self._remove(inbox, key)
@@ -798,6 +939,7 @@ class Inboxes:
         """`staged`, `known` (all was kept before), `rejected`, `gap`, `full`."""
         if operation.transaction in self.staged:
             return Answer("staged")
+        operation = replace(operation, messages=tuple(map(self._home, operation.messages)))
         answer = self._admit(operation.messages)
         if answer.outcome != "kept":
             return answer

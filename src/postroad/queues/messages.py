@@ -18,10 +18,11 @@ CLOSED: Final = 2  # the chain is over; another one takes its state in
 
 Node: TypeAlias = bytes
 Ballot: TypeAlias = tuple[int, Node, int]  # round, proposer, the proposer's start: never used twice
+Place: TypeAlias = tuple[int, int]  # an epoch and how many of its writes: one state of a chain
 NO_BALLOT: Final[Ballot] = (0, b"", 0)
 
 
-class Chain(msgspec.Struct, frozen=True, array_like=True):
+class Chain(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
     """A chain of views. A rescue begins a chain of the same origin with the next generation."""
 
     generation: int
@@ -186,9 +187,12 @@ class Sealed(_Message, frozen=True, tag=11):
 
 
 class Fetch(_Message, frozen=True, tag=12):
+    """Send what you hold. `since`: the asker has the state of that place, and what came after it will do."""
+
     view: View
     held: Held
     offset: int
+    since: Place | None = None
 
 
 class Piece(_Message, frozen=True, tag=13):
@@ -198,6 +202,7 @@ class Piece(_Message, frozen=True, tag=13):
     offset: int
     total: int
     data: bytes
+    since: Place | None = None  # the data are records since that place; None: a state
 
 
 class Offer(_Message, frozen=True, tag=14):
@@ -211,6 +216,7 @@ class More(_Message, frozen=True, tag=15):
     chain: Chain
     epoch: int
     offset: int
+    since: Place | None = None  # as in Fetch
 
 
 class Load(_Message, frozen=True, tag=16):
@@ -219,6 +225,7 @@ class Load(_Message, frozen=True, tag=16):
     offset: int
     total: int
     data: bytes
+    since: Place | None = None  # as in Piece
 
 
 class Installed(_Message, frozen=True, tag=17):
@@ -381,9 +388,10 @@ Output: TypeAlias = Send | Tell | Save | Append
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _MESSAGES: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
 _STATES: Final = msgspec.msgpack.Decoder(State)
+_RECORDS: Final = msgspec.msgpack.Decoder(tuple[Record, ...])
 
 
-def encode(value: Message | Row | Record | State) -> bytes:
+def encode(value: Message | Row | Record | State | tuple[Record, ...]) -> bytes:
     return _ENCODER.encode(value)
 
 
@@ -401,3 +409,11 @@ def decode_state(data: bytes) -> State:
         return _STATES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"the state of an arc of {len(data)} bytes cannot be read: {error}") from error
+
+
+def decode_records(data: bytes) -> tuple[Record, ...]:
+    """PeerError unless they are records of a log."""
+    try:
+        return _RECORDS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"records of an arc of {len(data)} bytes cannot be read: {error}") from error

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from postroad.errors import (
+    BugError,
     DeniedError,
     FullError,
     PeerError,
@@ -36,6 +37,7 @@ from postroad.queues.inbox import (
     SESSION_BYTES,
     Answer,
     Message,
+    join,
     kind_of,
     name_of,
     session_of,
@@ -78,7 +80,7 @@ from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
-from postroad.units import MIB, SECOND_US
+from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import (
     EndSession,
@@ -108,6 +110,8 @@ MAX_REASON: Final = 1_000
 MAX_KEY_BYTES: Final = 1_024
 MAX_CHAIN_BYTES: Final = 64
 FRAME_OVERHEAD_BYTES: Final = 192  # of a message: its numbers and its chain
+MAX_OUTGOING_BYTES: Final = 256 * KIB  # of several things that are said to a broker in one frame
+MAX_NAMES_BYTES: Final = 2 * SESSION_BYTES + 2 * 255  # of a message, at most
 
 
 @dataclass(slots=True)
@@ -145,6 +149,14 @@ class _Confirming:
     waiting: set[int]  # places within the task
 
 
+@dataclass(slots=True)
+class _Outgoing:
+    """What is said to another broker in this turn."""
+
+    said: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
 class Queues:
     def __init__(
         self,
@@ -166,6 +178,7 @@ class Queues:
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
         self._confirming: dict[int, _Confirming] = {}  # by the number of the errand
+        self._outgoing: dict[int, _Outgoing] = {}  # what was said in this turn, by broker
         self._ring_changed = True
         self.arcs = Arcs(
             board,
@@ -180,6 +193,7 @@ class Queues:
             kept=self._kept,
             moved=self._moved,
             stopped=self._stopped,
+            woken=self._woken,
         )
         self.errands = Errands(
             me=me,
@@ -238,13 +252,37 @@ class Queues:
             self._hear(turn, node, said)
             return True
         number = self._ring.number(node)
-        return number is not None and self._direct.send(turn, number, ROOM, encode(said))
+        if number is None:
+            return False
+        data = encode(said)
+        outgoing = self._outgoing.get(number)
+        if outgoing is not None and outgoing.size + len(data) > MAX_OUTGOING_BYTES:
+            del self._outgoing[number]
+            self._direct.send(turn, number, ROOM, join(len(outgoing.said), outgoing.said))
+            outgoing = None
+        size = len(data) + (FRAME_OVERHEAD_BYTES if outgoing is None else outgoing.size)
+        if not self._direct.takes(turn, number, size):
+            return False
+        if outgoing is None:
+            outgoing = self._outgoing[number] = _Outgoing()
+        outgoing.said.append(data)
+        outgoing.size = size
+        return True
+
+    def _flush(self, turn: Turn) -> None:
+        """What was said in this turn goes out. What is lost on the way is said again by whoever waits."""
+        while self._outgoing:
+            number, outgoing = self._outgoing.popitem()
+            self._direct.send(turn, number, ROOM, join(len(outgoing.said), outgoing.said))
 
     def _say_of_arc(self, turn: Turn, node: Node, arc: int, message: ArcMessage) -> None:
         self.say(turn, node, About(arc, message))
 
     def _received(self, turn: Turn, peer: Peer, body: bytes) -> None:
-        self._hear(turn, self._ring.node_of(peer), decode(body))
+        turn.concerns = self
+        node = self._ring.node_of(peer)
+        for said in decode(body):
+            self._hear(turn, node, said)
 
     def _hear(self, turn: Turn, sender: Node, said: Said) -> None:
         match said:
@@ -303,6 +341,9 @@ class Queues:
 
     # ---- arcs
 
+    def _woken(self, turn: Turn) -> None:
+        turn.concerns = self
+
     def _kept(self, turn: Turn, arc: int, kept: Kept) -> None:
         self.serving.kept(turn, arc, kept)
 
@@ -313,6 +354,7 @@ class Queues:
         self.errands.moved(turn, arc, view)
         if view.stage != STARTED:
             return
+        self.serving.begun()
         for receiver in list(self._receivers.values()):
             if receiver.arc == arc:
                 self._join(turn, receiver)
@@ -331,6 +373,7 @@ class Queues:
         return client
 
     def _send(self, turn: Turn, peer: Peer, message: Send) -> None:
+        turn.concerns = self
         _check_send(message)
         client = self._client(peer)
         try:
@@ -338,8 +381,8 @@ class Queues:
                 if not self._links.may_send(peer.connection, inbox):
                     raise DeniedError(f"an access rule forbids sending to {inbox!r}")
             source = source_of(message.session, message.source)
-            messages = [_message(turn, message, source, posting) for posting in message.messages]
-            size = sum(each.size for each in messages)
+            messages = self._messages(turn, message, source)
+            size = sum([each.size for each in messages])
             if client.sends >= MAX_SENDS or client.send_bytes + size > MAX_SEND_BYTES:
                 raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
             self._remember_session(client, source, messages)
@@ -359,13 +402,52 @@ class Queues:
                 return
             inboxes = client.sessions[source] = set()
         if len(inboxes) < MAX_SESSION_INBOXES:
-            inboxes.update(message.inbox for message in messages)
+            inboxes.update([message.inbox for message in messages])
+
+    def _messages(self, turn: Turn, message: Send, source: str) -> list[Message]:
+        """Of each the chain that its sender names, else the present one, if that is known."""
+        now_us, ordered = turn.now_us, message.form == "transactional"
+        chains: dict[tuple[str, bytes], Chain] = {}
+        made: list[Message] = []
+        for posting in message.messages:
+            size = len(posting.payload) + len(posting.attributes)
+            if size > MAX_PAYLOAD_BYTES:
+                raise TooLargeError(f"a message of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
+            inbox, named = posting.inbox, posting.chain
+            chain = chains.get((inbox, named))
+            if chain is None:
+                view = None if named else self.arcs.view(self.arcs.index(inbox))
+                started = view is not None and view.stage == STARTED
+                chain = chains[inbox, named] = view.chain if view and started else decode_chain(named)
+            made.append(
+                Message(
+                    inbox,
+                    chain,
+                    source,
+                    posting.id,
+                    ordered,
+                    posting.payload,
+                    posting.after if ordered else 0,
+                    posting.priority,
+                    now_us + posting.delay_us if posting.delay_us else 0,
+                    now_us + posting.expires_us if posting.expires_us else 0,
+                    0,
+                    "",
+                    posting.attributes,
+                    now_us,
+                )
+            )
+        return made
 
     def _send_each(self, turn: Turn, connection: int, message: Send, messages: list[Message]) -> None:
         """A task per arc; those of one arc in their order."""
         by_arc: dict[int, list[int]] = {}
+        inbox, places = "", []
         for place, each in enumerate(messages):
-            by_arc.setdefault(self.arcs.index(each.inbox), []).append(place)
+            if each.inbox != inbox:
+                inbox = each.inbox
+                places = by_arc.setdefault(self.arcs.index(inbox), [])
+            places.append(place)
         for arc, places in by_arc.items():
             for part in _split(places, messages):
                 task = PutTask(tuple(messages[place] for place in part), message.form, False, message.confirm)
@@ -422,10 +504,14 @@ class Queues:
             self._refuse_send(turn, connection, message.number, () if whole else tuple(places), error)
             return
         (answer,) = done.answers
-        each = answer.each if answer.outcome == "each" else (answer,) * len(places)
         groups: dict[tuple[str, int, Chain], list[int]] = {}
-        for place, outcome, said in zip(places, each, task.messages, strict=True):
-            groups.setdefault((_state_of(outcome), outcome.last, said.chain), []).append(place)
+        chain = task.messages[0].chain
+        if answer.outcome != "each" and all(each.chain is chain for each in task.messages):
+            groups[_state_of(answer), answer.last, chain] = places
+        else:
+            each = answer.each if answer.outcome == "each" else (answer,) * len(places)
+            for place, outcome, said in zip(places, each, task.messages, strict=True):
+                groups.setdefault((_state_of(outcome), outcome.last, said.chain), []).append(place)
         confirming = self._confirming.get(done.number)
         for (state, last, chain), found in groups.items():
             shown = () if whole and len(groups) == 1 else tuple(found)
@@ -623,6 +709,7 @@ class Queues:
         )
 
     def _settle(self, turn: Turn, peer: Peer, message: Settle) -> None:
+        turn.concerns = self
         _check_settle(message)
         keys = tuple([decode_key(key) for key in message.keys])
         receiver = self._client(peer).receivers.get(message.number)
@@ -685,6 +772,7 @@ class Queues:
         self.serving.tick(turn)
         self.arcs.tick(turn)
         self._reports.tick(turn)
+        self._flush(turn)
 
     def _closest(self, count: int, key: bytes) -> list[Node]:
         return self._ring.closest(key, count)
@@ -694,32 +782,14 @@ class Queues:
         return min((due for room in rooms if (due := room.next_deadline()) is not None), default=None)
 
     def check(self) -> None:
+        if self._outgoing:
+            raise BugError("something was said to other brokers, and the turn ended without sending it")
         self.arcs.check()
+        self.serving.check()
 
 
 def _ignore(_turn: Turn, _done: Done, _task: object) -> None:
     """Nobody waits for it."""
-
-
-def _message(turn: Turn, message: Send, source: str, posting: Posting) -> Message:
-    size = len(posting.payload) + len(posting.attributes)
-    if size > MAX_PAYLOAD_BYTES:
-        raise TooLargeError(f"a message of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
-    ordered = message.form == "transactional"
-    return Message(
-        inbox=posting.inbox,
-        chain=decode_chain(posting.chain),
-        source=source,
-        id=posting.id,
-        ordered=ordered,
-        payload=posting.payload,
-        after=posting.after if ordered else 0,
-        priority=posting.priority,
-        not_before_us=turn.now_us + posting.delay_us if posting.delay_us else 0,
-        expires_us=turn.now_us + posting.expires_us if posting.expires_us else 0,
-        attributes=posting.attributes,
-        sent_us=turn.now_us,
-    )
 
 
 def _state_of(answer: Answer) -> str:
@@ -743,6 +813,9 @@ def _frame_bytes(message: Message) -> int:
 
 def _split(places: list[int], messages: list[Message]) -> list[list[int]]:
     """Parts that fit a frame between brokers."""
+    bound = sum([each.size for each in messages]) + len(messages) * MAX_NAMES_BYTES
+    if bound <= MAX_WISH_BYTES:
+        return [places]
     parts: list[list[int]] = []
     size = 0
     for place in places:
@@ -777,20 +850,34 @@ def _check_send(message: Send) -> None:
         raise PeerError(str(error)) from None
     if message.together and not kind.ordered:
         raise PeerError("only transactional messages are sent together")
-    last = 0
+    last, inbox = 0, ""
     for posting in message.messages:
-        _check_name("inbox", posting.inbox)
-        if not last < posting.id <= MAX_ID:
-            raise PeerError(f"ids of a session increase, up to 2^62-1: {posting.id} came after {last}")
-        if not 0 <= posting.after < posting.id:
-            raise PeerError(f"message {posting.id} cannot come after {posting.after}")
-        if not 0 <= posting.priority <= MAX_PRIORITY:
-            raise PeerError(f"a priority is 0 to {MAX_PRIORITY}, not {posting.priority}")
-        if not 0 <= posting.delay_us <= MAX_DELAY_US or not 0 <= posting.expires_us <= MAX_ID:
-            raise PeerError(f"a delay of {posting.delay_us} us or an expiry of {posting.expires_us} us")
-        if len(posting.chain) > MAX_CHAIN_BYTES:
-            raise PeerError(f"a chain of {len(posting.chain)} bytes, at most {MAX_CHAIN_BYTES}")
-        last = posting.id
+        if posting.inbox != inbox:
+            inbox = posting.inbox
+            _check_name("inbox", inbox)
+        if (
+            last < posting.id <= MAX_ID
+            and 0 <= posting.after < posting.id
+            and 0 <= posting.priority <= MAX_PRIORITY
+            and 0 <= posting.delay_us <= MAX_DELAY_US
+            and 0 <= posting.expires_us <= MAX_ID
+            and len(posting.chain) <= MAX_CHAIN_BYTES
+        ):
+            last = posting.id
+        else:
+            raise _wrong_posting(posting, last)
+
+
+def _wrong_posting(posting: Posting, last: int) -> PeerError:
+    if not last < posting.id <= MAX_ID:
+        return PeerError(f"ids of a session increase, up to 2^62-1: {posting.id} came after {last}")
+    if not 0 <= posting.after < posting.id:
+        return PeerError(f"message {posting.id} cannot come after {posting.after}")
+    if not 0 <= posting.priority <= MAX_PRIORITY:
+        return PeerError(f"a priority is 0 to {MAX_PRIORITY}, not {posting.priority}")
+    if len(posting.chain) > MAX_CHAIN_BYTES:
+        return PeerError(f"a chain of {len(posting.chain)} bytes, at most {MAX_CHAIN_BYTES}")
+    return PeerError(f"a delay of {posting.delay_us} us or an expiry of {posting.expires_us} us")
 
 
 def _check_settle(message: Settle) -> None:

@@ -20,14 +20,14 @@ from typing import Final
 
 import msgspec
 
-from postroad.errors import UnavailableError
+from postroad.errors import BugError, UnavailableError
 from postroad.queues.arcs import Arcs
 from postroad.queues.errands import Errands, Say
 from postroad.queues.inbox import (
     ENDED_US,
     FORGET_US,
     MAX_TOGETHER,
-    Accept,
+    AcceptEach,
     Answer,
     Decide,
     End,
@@ -44,11 +44,12 @@ from postroad.queues.inbox import (
     Revive,
     Stage,
     Sweep,
-    encode,
+    encode_each,
+    join,
     name_of,
     session_of,
 )
-from postroad.queues.messages import Kept, Node
+from postroad.queues.messages import Chain, Kept, Node
 from postroad.queues.talk import (
     DeadTask,
     DecideTask,
@@ -79,6 +80,7 @@ MAX_WISH_BYTES: Final = 700 * KIB  # of what is written at once, or delivered in
 MAX_DELIVERED: Final = 256  # messages in one frame
 MAX_CONFIRMS: Final = 65_536  # deliveries of an arc that somebody wants to hear of; then the oldest does not
 SWEEP_US: Final = 30 * SECOND_US  # between two looks for sources that can be forgotten
+NEVER_US: Final = 1 << 62
 LOOK_US: Final = 100 * MILLISECOND_US  # between two looks for what is delayed or has expired
 UNDECIDED_US: Final = 10 * SECOND_US  # after which a transaction that nobody decides is aborted
 EXPRESS: Final = "express"
@@ -94,8 +96,10 @@ class _Wish:
     """Operations that are to be written."""
 
     operations: tuple[Operation, ...]
+    encoded: bytes
+    inboxes: Iterable[str]  # that they may add messages to, or change the order of
     durable: bool
-    size: int
+    timed: bool  # something of it is delayed or expires
     then: Then
 
 
@@ -115,7 +119,7 @@ class _Served:
     """An arc that this broker is responsible for."""
 
     place: bytes
-    wishes: list[_Wish] = field(default_factory=list)
+    wishes: deque[_Wish] = field(default_factory=deque)
     written: dict[int, tuple[list[_Wish], list[tuple[str, int]]]] = field(default_factory=dict)
     visible: dict[str, int] = field(default_factory=dict)  # inbox -> the number below which all is kept
     seats: dict[str, dict[str, _Seat]] = field(default_factory=dict)  # inbox -> consumer -> where it is
@@ -135,7 +139,8 @@ class Serving:
         self._arcs, self._errands, self._say = arcs, errands, say
         self._rejoin_us, self._max_express = rejoin_us, express_bytes
         self._served: dict[int, _Served] = {}
-        self._stirred: set[int] = set()  # arcs with something to write
+        self._stirred: dict[int, None] = {}  # arcs with something to write
+        self._due_us = 0  # nothing is due before: no arc is looked at
         self.counters = dict.fromkeys(
             (
                 "queue_kept_total",
@@ -159,13 +164,22 @@ class Serving:
             served.visible[name] = inbox.next_number
             for consumer in inbox.consumers:
                 served.absent[name, consumer] = turn.now_us + self._rejoin_us
-        served.look_us = turn.now_us
+        self._look_at(served, turn.now_us)
         return served
+
+    def begun(self) -> None:
+        """This broker may be responsible for more arcs: what waits in them is looked at."""
+        self._due_us = 0
+
+    def _look_at(self, served: _Served, at_us: int) -> None:
+        """Something that is delayed, expires or is to be decided may be due then."""
+        served.look_us = at_us if served.look_us is None else min(served.look_us, at_us)
+        self._due_us = min(self._due_us, at_us)
 
     def stopped(self, turn: Turn, arc: int) -> None:
         """What is not kept has an unknown outcome: whoever asked asks the next one, and so do consumers."""
         served = self._served.pop(arc, None)
-        self._stirred.discard(arc)
+        self._stirred.pop(arc, None)
         if served is not None:
             for name, seats in served.seats.items():
                 for consumer, seat in seats.items():
@@ -176,7 +190,11 @@ class Serving:
             for seats in served.seats.values():
                 for seat in seats.values():
                     if seat.entry == node and seat.until_us is None:
-                        seat.until_us = turn.now_us + self._rejoin_us
+                        self._miss(turn, seat)
+
+    def _miss(self, turn: Turn, seat: _Seat) -> None:
+        seat.until_us = turn.now_us + self._rejoin_us
+        self._due_us = min(self._due_us, seat.until_us)
 
     def interrupted(self, turn: Turn, node: Node) -> None:
         """Messages on their way to that broker may be lost: its consumers get again what is not settled."""
@@ -215,7 +233,13 @@ class Serving:
         elif isinstance(task, ReviveTask):
             self._revive(turn, arc, served, sender, number, task)
         else:
-            self._wish(arc, served, (_operation(task, turn.now_us),), answer, durable=True)
+            operation = _operation(task, turn.now_us)
+            if isinstance(operation, Resolve):
+                self._resolve(arc, served, operation, answer)
+            else:
+                self._wish(arc, served, (operation,), answer, durable=True)
+            if isinstance(operation, Stage):
+                self._look_at(served, turn.now_us + UNDECIDED_US + 1)
 
     def _wish(
         self,
@@ -224,42 +248,51 @@ class Serving:
         operations: tuple[Operation, ...],
         then: Then,
         *,
+        inboxes: Iterable[str] = (),
         durable: bool,
-        size: int = 0,
+        timed: bool = False,
     ) -> None:
-        served.wishes.append(_Wish(operations, durable, size + 256 * len(operations), then))
-        self._stirred.add(arc)
+        wish = _Wish(operations, encode_each(operations), inboxes, durable, timed, then)
+        served.wishes.append(wish)
+        self._stirred[arc] = None
 
     # ---- sending
 
     def _put(self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask) -> None:
         core = self._arcs.get(arc)
         assert core is not None
-        if not all(core.knows(message.chain) for message in task.messages):
-            reason = "another network's messages are not taken in yet"
-            self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
-            return
+        known: Chain | None = None
+        inboxes: dict[str, None] = {}
+        durable = timed = False
+        for message in task.messages:
+            if message.chain != known:
+                known = message.chain
+                if not core.knows(known):
+                    reason = "another network's messages are not taken in yet"
+                    self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
+                    return
+            inboxes[message.inbox] = None
+            durable = durable or message.ordered
+            timed = timed or message.not_before_us > 0 or message.expires_us > 0
         if task.form == EXPRESS:
             each = tuple([self._put_express(served, message) for message in task.messages])
             self._confirm(turn, arc, served, sender, number, task)
             self._say(turn, sender, Done(number, (Answer("each", 0, each),)))
-            if any(message.not_before_us for message in task.messages):
-                served.look_us = turn.now_us
-            for name in dict.fromkeys(message.inbox for message in task.messages):
+            if timed:
+                self._look_at(served, turn.now_us)
+            for name in inboxes:
                 self._pump(turn, arc, served, name)
             return
 
         def kept(turn: Turn, answers: tuple[Answer, ...]) -> None:
-            outcomes = [each.outcome for each in answers[0].each] or [answers[0].outcome]
+            outcomes = [each.outcome for each in answers[0].each] or [answers[0].outcome] * len(task.messages)
             self.counters["queue_kept_total"] += outcomes.count("kept")
             self.counters["queue_full_total"] += outcomes.count("full")
             self._say(turn, sender, Done(number, answers))
             self._confirm(turn, arc, served, sender, number, task)
 
-        size = sum(message.size + len(message.inbox) for message in task.messages)
         put = Put(task.messages, turn.now_us, task.together)
-        durable = any(message.ordered for message in task.messages)
-        self._wish(arc, served, (put,), kept, durable=durable, size=size)
+        self._wish(arc, served, (put,), kept, inboxes=inboxes, durable=durable, timed=timed)
 
     def _confirm(
         self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask
@@ -312,13 +345,13 @@ class Serving:
             self._pump(turn, arc, served, task.inbox)
 
         operation = Join(task.inbox, task.consumer, task.principal, task.admin, turn.now_us)
-        self._wish(arc, served, (operation,), joined, durable=first)
+        self._wish(arc, served, (operation,), joined, inboxes=(task.inbox,), durable=first)
 
     def _leave(self, turn: Turn, arc: int, served: _Served, task: LeaveTask, answer: Then) -> None:
         seat = served.seats.get(task.inbox, {}).get(task.consumer)
         if task.lost:
             if seat is not None:
-                seat.until_us = turn.now_us + self._rejoin_us
+                self._miss(turn, seat)
             answer(turn, (Answer("left"),))
         else:
             self._unseat(turn, arc, served, task.inbox, task.consumer, answer)
@@ -339,20 +372,23 @@ class Serving:
                 then(turn, answers)
             self._pump(turn, arc, served, name)
 
-        self._wish(arc, served, (Leave(name, consumer, held, turn.now_us),), left, durable=False)
+        leave = Leave(name, consumer, held, turn.now_us)
+        self._wish(arc, served, (leave,), left, inboxes=(name,), durable=False)
 
     def _settle(self, turn: Turn, arc: int, served: _Served, task: SettleTask, answer: Then) -> None:
         inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
-        operations: list[Operation] = []
         durable = False
-        for given in task.keys:
-            if given.express:
-                continue
+        written = [given for given in task.keys if not given.express]
+        for given in written:
             number = None if inbox is None else inbox.numbers.get(given.key)
-            durable |= inbox is not None and number is not None and inbox.messages[number].ordered
-            operations.append(_verdict(task, given, turn.now_us))
+            if inbox is not None and number is not None and inbox.messages[number].ordered:
+                durable = True
+                break
+        operations = _verdicts(task, written, turn.now_us)
 
         def settled(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            if task.verdict == "accept" and answers:
+                answers = answers[0].each or answers * len(written)
             stored = iter(answers)
             outcomes = tuple(
                 [
@@ -364,11 +400,14 @@ class Serving:
             for given, outcome in zip(task.keys, outcomes, strict=True):
                 self._was_settled(turn, served, task.inbox, seat, given.key, outcome.outcome)
             answer(turn, outcomes)
-            served.look_us = turn.now_us if task.delay_us else served.look_us
+            if task.delay_us:
+                self._look_at(served, turn.now_us)
             self._pump(turn, arc, served, task.inbox)
 
         if operations:
-            self._wish(arc, served, tuple(operations), settled, durable=durable)
+            timed = task.delay_us > 0
+            inboxes = (task.inbox,)
+            self._wish(arc, served, operations, settled, inboxes=inboxes, durable=durable, timed=timed)
         else:
             settled(turn, ())
 
@@ -481,7 +520,7 @@ class Serving:
         for name, _ in touched:
             self._pump(turn, arc, served, name)
         if served.wishes:
-            self._stirred.add(arc)
+            self._stirred[arc] = None
 
     # ---- writing
 
@@ -491,10 +530,10 @@ class Serving:
         while served.wishes and not core.refusal():
             taken: list[_Wish] = []
             size = 0
-            while served.wishes and (not taken or size + served.wishes[0].size <= MAX_WISH_BYTES):
-                wish = served.wishes.pop(0)
+            while served.wishes and (not taken or size + len(served.wishes[0].encoded) <= MAX_WISH_BYTES):
+                wish = served.wishes.popleft()
                 taken.append(wish)
-                size += wish.size
+                size += len(wish.encoded)
             operations = [operation for wish in taken for operation in wish.operations]
             durable = any(wish.durable for wish in taken)
             self.counters["queue_writes_total"] += 1
@@ -502,21 +541,12 @@ class Serving:
             number = core.applied + 1
             touched: list[tuple[str, int]] = []
             served.written[number] = (taken, touched)
-            names = dict.fromkeys(name for operation in operations for name in _inboxes_of(operation))
-            if any(isinstance(operation, Resolve | Sweep) for operation in operations):
-                names = dict.fromkeys([*names, *self._arcs.machine(arc).inboxes])
+            names = dict.fromkeys(name for wish in taken for name in wish.inboxes)
             note = partial(_note_numbers, names, touched)
-            self._arcs.submit(turn, arc, encode(*operations), durable=durable, applied=note)
-            self._note_times(turn, served, operations)
-
-    @staticmethod
-    def _note_times(turn: Turn, served: _Served, operations: Iterable[Operation]) -> None:
-        for operation in operations:
-            if (
-                isinstance(operation, Put | Stage)
-                and any(message.not_before_us or message.expires_us for message in operation.messages)
-            ) or (isinstance(operation, Reject) and operation.not_before_us):
-                served.look_us = turn.now_us
+            payload = join(len(operations), [wish.encoded for wish in taken])
+            self._arcs.submit(turn, arc, payload, operations, durable=durable, applied=note)
+            if any(wish.timed for wish in taken):
+                self._look_at(served, turn.now_us)
 
     # ---- dead letters
 
@@ -540,11 +570,21 @@ class Serving:
             self._say(turn, sender, Done(number, answers))
 
         operation = Revive(task.inbox, task.count, task.drop, turn.now_us)
-        self._wish(arc, served, (operation,), revived, durable=True)
+        self._wish(arc, served, (operation,), revived, inboxes=(task.inbox,), durable=True)
 
     # ---- time
 
     def tick(self, turn: Turn) -> None:
+        if turn.now_us >= self._due_us:
+            self._look_around(turn)
+        while self._stirred:
+            arc = next(iter(self._stirred))
+            del self._stirred[arc]
+            served = self._served.get(arc)
+            if served is not None and self._arcs.serves(arc):
+                self._write(turn, arc, served)
+
+    def _look_around(self, turn: Turn) -> None:
         for arc in [arc for arc, _ in self._arcs.hosted() if self._arcs.serves(arc)]:
             served = self._served.get(arc)
             if served is None:
@@ -556,11 +596,7 @@ class Serving:
                 self._look_at_times(turn, arc, served)
             if served.sweep_us <= turn.now_us:
                 self._look_at_sources(turn, arc, served)
-        while self._stirred:
-            arc = self._stirred.pop()
-            served = self._served.get(arc)
-            if served is not None and self._arcs.serves(arc):
-                self._write(turn, arc, served)
+        self._due_us = min(self._times(), default=NEVER_US)
 
     def _look_at_consumers(self, turn: Turn, arc: int, served: _Served) -> None:
         for name, consumer in [each for each, until in served.absent.items() if until <= turn.now_us]:
@@ -587,7 +623,7 @@ class Serving:
             due.append(now_us + UNDECIDED_US)
         served.look_us = max(min(due), now_us + LOOK_US) if due else None
         if expired:
-            self._wish(arc, served, (Sweep(now_us),), _nothing, durable=False)
+            self._sweep(arc, served, now_us)
         for name in list(served.seats):
             self._pump(turn, arc, served, name)
         for stage in machine.undecided(now_us - UNDECIDED_US):
@@ -601,10 +637,16 @@ class Serving:
             served = self._served.get(arc)
             if served is not None and done.answers and done.answers[0].outcome in ("committed", "aborted"):
                 commit = done.answers[0].outcome == "committed"
-                resolve = Resolve(stage.transaction, commit, turn.now_us)
-                self._wish(arc, served, (resolve,), _nothing, durable=True)
+                self._resolve(arc, served, Resolve(stage.transaction, commit, turn.now_us), _nothing)
 
         self._errands.ask(turn, home, DecideTask(stage.transaction, False), decided)
+
+    def _resolve(self, arc: int, served: _Served, resolve: Resolve, then: Then) -> None:
+        stage = self._arcs.machine(arc).staged.get(resolve.transaction)
+        messages = () if stage is None else stage.messages
+        inboxes = dict.fromkeys(message.inbox for message in messages)
+        timed = any(message.not_before_us or message.expires_us for message in messages)
+        self._wish(arc, served, (resolve,), then, inboxes=inboxes, durable=True, timed=timed)
 
     def _look_at_sources(self, turn: Turn, arc: int, served: _Served) -> None:
         now_us = turn.now_us
@@ -613,10 +655,14 @@ class Serving:
             for source in inbox.sources.values():
                 idle = not source.waiting and not source.others and not source.staged
                 if idle and source.touched_us <= now_us - (ENDED_US if source.ended else FORGET_US):
-                    self._wish(arc, served, (Sweep(now_us),), _nothing, durable=False)
+                    self._sweep(arc, served, now_us)
                     return
 
-    def next_deadline(self) -> int | None:
+    def _sweep(self, arc: int, served: _Served, now_us: int) -> None:
+        inboxes = self._arcs.machine(arc).inboxes
+        self._wish(arc, served, (Sweep(now_us),), _nothing, inboxes=inboxes, durable=False)
+
+    def _times(self) -> list[int]:
         times: list[int] = []
         for arc, served in self._served.items():
             if not self._arcs.serves(arc):
@@ -631,7 +677,15 @@ class Serving:
                 for seat in seats.values()
                 if seat.until_us is not None
             ]
-        return min(times, default=None)
+        return times
+
+    def next_deadline(self) -> int | None:
+        return None if self._due_us == NEVER_US else self._due_us
+
+    def check(self) -> None:
+        """BugError if something that always holds does not."""
+        if min(self._times(), default=NEVER_US) < self._due_us:
+            raise BugError("something of a queue is due before anybody looks")
 
     # ---- inspection
 
@@ -714,24 +768,16 @@ def _operation(task: object, now_us: int) -> Operation:
             raise TypeError(f"{task} is not one operation")
 
 
-def _verdict(task: SettleTask, given: MessageKey, now_us: int) -> Operation:
+def _verdicts(task: SettleTask, written: list[MessageKey], now_us: int) -> tuple[Operation, ...]:
     if task.verdict == "accept":
-        return Accept(task.inbox, given.key, task.consumer, now_us)
-    dead = task.verdict == "dead"
+        keys = tuple([given.key for given in written])
+        return (AcceptEach(task.inbox, keys, task.consumer, now_us),) if keys else ()
+    inbox, consumer, reason, dead = task.inbox, task.consumer, task.reason, task.verdict == "dead"
     not_before_us = now_us + task.delay_us if task.delay_us else 0
-    return Reject(
-        task.inbox, given.key, task.consumer, task.reason, dead, not_before_us, now_us, given.attempt
+    return tuple(
+        Reject(inbox, given.key, consumer, reason, dead, not_before_us, now_us, given.attempt)
+        for given in written
     )
-
-
-def _inboxes_of(operation: Operation) -> Iterable[str]:
-    match operation:
-        case Put() | Stage():
-            return [message.inbox for message in operation.messages]
-        case Accept() | Reject() | Join() | Leave() | Revive() | End():
-            return [operation.inbox]
-        case _:
-            return []
 
 
 def _parts(handed: list[Handed]) -> Iterable[tuple[Handed, ...]]:

@@ -2,7 +2,7 @@
 
 A *task* is what an entry broker wants of whoever is responsible for an arc; it is said again, to another
 broker if need be, until it is answered, so every task may be done twice. Everything else is about one arc's
-view, or about where somebody is.
+view, or about where somebody is. What is said to one broker in one turn is one list, in one frame.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ Said: TypeAlias = (
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_SAID: Final[msgspec.msgpack.Decoder[Said]] = msgspec.msgpack.Decoder(Said)
+_SAID: Final[msgspec.msgpack.Decoder[tuple[Said, ...]]] = msgspec.msgpack.Decoder(tuple[Said, ...])
 _KEYS: Final = msgspec.msgpack.Decoder(MessageKey)
 _CHAINS: Final = msgspec.msgpack.Decoder(Chain)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -235,8 +235,8 @@ def encode(said: Said | MessageKey | Chain) -> bytes:
     return _ENCODER.encode(said)
 
 
-def decode(data: bytes) -> Said:
-    """PeerError unless it is something that a broker says."""
+def decode(data: bytes) -> tuple[Said, ...]:
+    """PeerError unless it is a list of things that a broker says."""
     try:
         return _SAID.decode(data)
     except _UNREADABLE as error:

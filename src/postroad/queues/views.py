@@ -17,9 +17,14 @@ writes with it.
 **Take-over.** The responsible broker of a new view reads one replica of the base, once; offers that state to
 all its replicas; and when all have installed it, has the start decided. It serves only when it knows that. A
 replica whose state is exactly the offered one goes on with it, others are sent a copy. The old state stays
-until the copy is whole, and what a broker holds is dropped only when it learns of a later start that does
-without it. A base replica may meanwhile hold the state of a later epoch that never started: that was read
-after the base was sealed, so it has everything kept.
+until the copy is whole, and what a broker holds is dropped only a while after it learns of a later start that
+does without it. A base replica may meanwhile hold the state of a later epoch that never started: that was
+read after the base was sealed, so it has everything kept.
+
+**Catching up.** Within a chain a place (epoch, number of its writes) is one state. Every broker remembers the
+last writes and epochs that led to its own (`tail`). Who has to read or install a state and holds an earlier
+place of the same chain says so, and is sent the records since, where the other's tail has that place and they
+are shorter than a copy. A write that was never kept leads to a place that nobody else's tail has.
 
 **Whole.** Every write is in the log of every replica in order, and those that must survive a power cut are
 synced before they are acknowledged; the others follow. So a replica that was started anew holds a prefix that
@@ -38,6 +43,7 @@ is durable. Messages to oneself come back through `receive`. `draw` is a random 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -76,6 +82,7 @@ from postroad.queues.messages import (
     Output,
     Part,
     Piece,
+    Place,
     Prepare,
     Promise,
     Record,
@@ -96,6 +103,7 @@ from postroad.queues.messages import (
     View,
     Vote,
     Write,
+    decode_records,
     decode_state,
     encode,
 )
@@ -111,6 +119,7 @@ MAX_WRITE_BYTES: Final = 960 * KIB  # so that it fits a frame
 MAX_STATE_BYTES: Final = 4 * GIB
 MAX_ROUND: Final = 1 << 60
 CALM_DOUBLINGS: Final = 5  # of the wait of an elector that would have others in a view that is served
+RECORD_BYTES: Final = 64  # that a record takes beside its payload
 _DRAWS: Final = 1 << 32
 
 
@@ -122,6 +131,9 @@ class Machine(Protocol):
 
     def snapshot(self) -> bytes:
         """All of the state."""
+
+    def size(self) -> int:
+        """About how many bytes a snapshot has."""
 
     def install(self, snapshot: bytes) -> None:
         """Replace the state; an empty snapshot is the state at the beginning."""
@@ -140,6 +152,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     silent_us: int = SECOND_US  # a write that waits for longer says that a replica is silent
     piece_bytes: int = 512 * KIB
     log_bytes: int = 64 * MIB  # since its last mark: then the log begins anew
+    tail_bytes: int = 4 * MIB  # of records by which others may catch up
+    linger_us: int = 5 * SECOND_US  # for which who left the replicas keeps its state: it may be back soon
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_REPLICAS:
@@ -165,6 +179,7 @@ class Reading(msgspec.Struct, frozen=True):
     view: View
     answers: tuple[tuple[Node, Held | None], ...]  # by node, in order
     source: tuple[Node, Held] | None
+    since: Place | None  # the data are records since that place, which this broker holds; None: a state
     data: bytes
     until_us: int
 
@@ -172,13 +187,14 @@ class Reading(msgspec.Struct, frozen=True):
 class Installing(msgspec.Struct, frozen=True):
     view: View
     held: Held | None
-    state: bytes
+    state: bytes | None  # None: it is what this broker holds
     done: tuple[Node, ...]
 
 
 class Incoming(msgspec.Struct, frozen=True):
     chain: Chain
     epoch: int
+    since: Place | None  # as in Reading
     data: bytes
 
 
@@ -239,7 +255,7 @@ class Arc:
         ),
         # what is held here: the state of (chain, epoch) after `applied` writes; chain None: nothing
         *("chain", "epoch", "applied", "synced", "last_durable", "whole", "restarted", "absorbed", "part"),
-        *("log_bytes", "incoming", "offered"),
+        *("log_bytes", "incoming", "offered", "tail", "tail_start", "tail_size", "drop_at"),
         # the responsible broker's work
         *(
             "reading",
@@ -290,6 +306,10 @@ class Arc:
         self.log_bytes = 0
         self.incoming: Incoming | None = None
         self.offered: tuple[Held, bytes] | None = None  # a snapshot that somebody reads piece by piece
+        self.tail: deque[Record] = deque()  # the records that led from `tail_start` to what is held
+        self.tail_start: Place = (0, 0)
+        self.tail_size = 0
+        self.drop_at: int | None = None  # a later start does without what is held here
         self.reading: Reading | None = None
         self.installing: Installing | None = None
         self.importing: Importing | None = None
@@ -314,6 +334,8 @@ class Arc:
         start = self._begin(now_us)
         if self.reading is not None and now_us >= self.reading.until_us:
             self._choose_source(patient=False)
+        if self.drop_at is not None and now_us >= self.drop_at:
+            self._drop()
         if self.resend_at is not None and now_us >= self.resend_at:
             self._resend()
             self.resend_at = None  # set anew at the end of this step
@@ -331,7 +353,7 @@ class Arc:
 
     def next_deadline(self) -> int | None:
         """When `tick` is due; 0 is at once."""
-        times = [self.resend_at]
+        times = [self.resend_at, self.drop_at]
         reading = self.reading
         if reading is not None and reading.source is None and reading.until_us > self.now_us:
             times.append(reading.until_us)  # only once: whoever is still awaited then is so for good
@@ -434,12 +456,13 @@ class Arc:
             setattr(twin, name, getattr(self, name))
         twin.machine = machine
         twin.outputs, twin.acks, twin.pending = list(self.outputs), dict(self.acks), dict(self.pending)
+        twin.tail = self.tail.copy()
         return twin
 
     def state(self) -> tuple[object, ...]:
         """Everything but the machine and the outputs, to be compared and hashed."""
         values = [getattr(self, name) for name in Arc.__slots__[2:] if name not in _APART]
-        return (*values, tuple(sorted(self.acks.items())), tuple(self.pending.items()))
+        return (*values, tuple(sorted(self.acks.items())), tuple(self.pending.items()), tuple(self.tail))
 
     def check(self) -> None:
         """BugError if something that always holds does not."""
@@ -497,24 +520,34 @@ class Arc:
             self.view, self.promised, self.vote, self.rival, self.ended = msgspec.structs.astuple(row)
             self.round = self.promised[0]
         for record in records:
-            if isinstance(record, Entry):
-                self._change(record.number, record.payload, record.part)
-            else:
-                if record.state is not None:
-                    self._replace_state(record.state)
-                self.chain, self.epoch, self.applied = record.chain, record.epoch, record.applied
-                self.whole = record.whole
+            self._replay(record)
         self.synced = self.last_durable = self.applied
         self.restarted = self.chain is not None
+        self._begin_tail()
         view = self.view
         if view is None:
             return
+        if view.stage == STARTED and self.me not in view.replicas and self._is_older(view):
+            self.drop_at = 0
         # The log may be ahead of the row.
         self.lapsed = (view.chain, max(view.epoch, self.epoch if self.chain == view.chain else 0))
         if view.responsible == self.me:
             self.broken = view.stage != CLOSED
         elif self.me in view.replicas and view.stage != CLOSED:
             self._send(view.responsible, Refused(view))
+
+    def _replay(self, record: Record) -> None:
+        if isinstance(record, Entry):
+            self._change(record.number, record.payload, record.part)
+            return
+        if record.state is not None:
+            self._replace_state(record.state)
+        self.chain, self.epoch, self.applied, self.whole = (
+            record.chain,
+            record.epoch,
+            record.applied,
+            record.whole,
+        )
 
     # News of views
 
@@ -547,7 +580,8 @@ class Arc:
         """Two chains of different origin, or two rescues of one (responsibility 9)."""
         if mine.chain.outranks(view.chain):
             if self.serving and view.chain in self.absorbed:
-                self._send(sender, Ended(view.chain, mine))
+                if self.importing is None:  # else it is here, and not yet on every replica
+                    self._send(sender, Ended(view.chain, mine))
             elif self.serving and view.stage == CLOSED:
                 self._take_in(view)
             else:
@@ -573,6 +607,8 @@ class Arc:
         same_epoch = old is not None and (old.chain, old.epoch) == (view.chain, view.epoch)
         self.broken = (self.broken and same_epoch) or (self._is_lapsed(view) and view.responsible == self.me)
         self._tell(Moved(view))
+        if self.me in view.replicas:
+            self.drop_at = None
         if not same_epoch or view.stage == CLOSED:
             self.reading = self.incoming = self.installing = None
             if self.serving:
@@ -582,9 +618,9 @@ class Arc:
         elif view.stage == STARTED:
             if self._is_filled(view):
                 self._serve(view)
-            self.installing = None
+            self.installing = self.offered = None
             if self.me not in view.replicas and self._is_older(view):
-                self._drop()
+                self.drop_at = self.now_us + self.settings.linger_us
 
     def _is_older(self, view: View) -> bool:
         """Whether what is held here is of the same chain or of one that was rescued by that."""
@@ -817,11 +853,11 @@ class Arc:
 
     def _begin_reading(self, view: View) -> None:
         until_us = self.now_us + self.settings.answer_us
-        self.reading = Reading(view, (), None, b"", until_us)
+        self.reading = Reading(view, (), None, None, b"", until_us)
         self.installing = None
         held = self._held_for(view)
         if self.me in view.base.replicas and not view.rescued and held is not None and held.whole:
-            self._read(held, self._snapshot())
+            self._read(held, None)
             return
         for node in view.base.replicas:
             self._send(node, Seal(view))
@@ -852,7 +888,7 @@ class Arc:
         if reading.source is not None:
             if reading.source[0] != sender or reading.source[1] == message.held:
                 return
-            reading = replace(reading, source=None, data=b"")  # it was started anew meanwhile
+            reading = replace(reading, source=None, since=None, data=b"")  # it was started anew meanwhile
         if sender in reading.view.base.replicas:
             self.reading = replace(reading, answers=_with(reading.answers, sender, message.held))
             self._choose_source(patient=True)
@@ -882,10 +918,10 @@ class Arc:
         )
         node, held = chosen[-1]
         if node == self.me and held == self._held_for(view):
-            self._read(held, self._snapshot())
+            self._read(held, None)
         else:
             self.reading = replace(reading, source=(node, held))
-            self._send(node, Fetch(view, held, 0))
+            self._send(node, Fetch(view, held, 0, self._place_in(held.chain, view)))
 
     def _on_fetch(self, sender: Node, message: Fetch) -> None:
         view = message.view
@@ -895,13 +931,14 @@ class Arc:
         if held is None or held != message.held:
             self._send_safely(sender, Sealed(view.chain, view.epoch, held))
             return
-        if self.offered is None or self.offered[0] != held:
-            self.offered = (held, self._snapshot())
-        state = self.offered[1]
+        since = message.since
+        state = self._records_since(since, held)
+        if state is None:
+            since, state = None, self._offer(held)
         data = state[message.offset : message.offset + self.settings.piece_bytes]
         if message.offset + len(data) >= len(state):
             self.offered = None
-        self._send(sender, Piece(view.chain, view.epoch, held, message.offset, len(state), data))
+        self._send(sender, Piece(view.chain, view.epoch, held, message.offset, len(state), data, since))
 
     def _on_piece(self, sender: Node, message: Piece) -> None:
         reading = self.reading
@@ -910,6 +947,8 @@ class Arc:
             or reading.source != (sender, message.held)
             or (message.chain, message.epoch) != _epoch(reading.view)
             or message.offset != len(reading.data)
+            or message.since not in (None, self._place_in(message.held.chain, reading.view))
+            or (reading.data and message.since != reading.since)
         ):
             return
         if not len(reading.data) + len(message.data) <= message.total <= MAX_STATE_BYTES or not message.data:
@@ -917,21 +956,24 @@ class Arc:
                 f"a piece at {message.offset} of a state of {message.total} bytes does not fit it"
             )
         data = reading.data + message.data
-        if len(data) == message.total:
+        if len(data) < message.total:
+            self.reading = replace(reading, since=message.since, data=data)
+            self._send(sender, Fetch(reading.view, message.held, len(data), message.since))
+        elif message.since is None:
             self._read(message.held, data)
         else:
-            self.reading = replace(reading, data=data)
-            self._send(sender, Fetch(reading.view, message.held, len(data)))
+            self._catch_up(message.since, message.held, data)
+            self._read(message.held, None)
 
-    def _read(self, held: Held | None, state: bytes) -> None:
+    def _read(self, held: Held | None, state: bytes | None) -> None:
         """The state of the base is here: that of a view to fill, or of a chain to take in."""
         assert self.reading is not None
         view, self.reading = self.reading.view, None
         if view.stage == CLOSED:
-            self._write_import(view, state)
+            self._write_import(view, self._snapshot() if state is None else state)
             return
         if view.rescued and held is not None:
-            read = decode_state(state)
+            read = decode_state(self._snapshot() if state is None else state)
             state = encode(replace(read, absorbed=_join_chains(read.absorbed, (held.chain,), view.chain)))
         self.installing = Installing(view, held, state, ())
         for node in view.replicas:
@@ -951,8 +993,8 @@ class Arc:
             self._install(view, sender, None, whole=held.whole)
         else:
             if self.incoming is None or (self.incoming.chain, self.incoming.epoch) != _epoch(view):
-                self.incoming = Incoming(view.chain, view.epoch, b"")
-            self._send(sender, More(view.chain, view.epoch, len(self.incoming.data)))
+                self.incoming = Incoming(view.chain, view.epoch, None, b"")
+            self._ask_more(sender, view, self.incoming)
 
     def _on_load(self, sender: Node, message: Load) -> None:
         view, incoming = message.view, self.incoming
@@ -960,19 +1002,27 @@ class Arc:
             return
         if incoming is None or (incoming.chain, incoming.epoch) != _epoch(view):
             return
-        if message.offset != len(incoming.data):
-            self._send(sender, More(view.chain, view.epoch, len(incoming.data)))
+        fits = (incoming.since,) if incoming.data else (None, self._place_in(view.chain, view))
+        if message.offset != len(incoming.data) or message.since not in fits:
+            self._ask_more(sender, view, incoming)
             return
         if not message.offset + len(message.data) <= message.total <= MAX_STATE_BYTES or not message.data:
             raise PeerError(
                 f"a piece at {message.offset} of a state of {message.total} bytes does not fit it"
             )
         data = incoming.data + message.data
-        if len(data) == message.total:
+        if len(data) < message.total:
+            self.incoming = replace(incoming, since=message.since, data=data)
+            self._ask_more(sender, view, self.incoming)
+        elif message.since is None:
             self._install(view, sender, data, whole=message.whole)
         else:
-            self.incoming = replace(incoming, data=data)
-            self._send(sender, More(view.chain, view.epoch, len(data)))
+            self._catch_up(message.since, None, data)
+            self._install(view, sender, None, whole=message.whole)
+
+    def _ask_more(self, leader: Node, view: View, incoming: Incoming) -> None:
+        since = incoming.since if incoming.data else self._place_in(view.chain, view)
+        self._send(leader, More(view.chain, view.epoch, len(incoming.data), since))
 
     def _may_install(self, sender: Node, view: View) -> bool:
         if not self._follow(sender, view):
@@ -995,24 +1045,35 @@ class Arc:
             self._replace_state(state)
         self.chain, self.epoch, self.whole, self.restarted = view.chain, view.epoch, whole, False
         self.applied = self.synced = self.last_durable = 0
-        self.incoming = self.offered = None
+        self.incoming = self.offered = self.drop_at = None
         then = () if leader is None else (Send(leader, Installed(view.chain, view.epoch)),)
         mark = Mark(view.chain, view.epoch, 0, whole, state)
         self.outputs.append(Append((mark,), state is not None, then))
-        if state is not None:
+        if state is None:
+            self._trace(mark)
+        else:
             self.log_bytes = 0
+            self._begin_tail()
 
     def _on_more(self, sender: Node, message: More) -> None:
         installing = self.installing
         if installing is None or (message.chain, message.epoch) != _epoch(installing.view):
             return
-        if sender not in installing.view.replicas or not 0 <= message.offset < len(installing.state):
+        held, since, data = installing.held, message.since, installing.state
+        if data is not None:
+            since = None
+        else:
+            assert held is not None
+            data = self._records_since(since, held)
+            if data is None:
+                since, data = None, self._offer(held)
+        if sender not in installing.view.replicas or not 0 <= message.offset < len(data):
             raise PeerError(
                 f"{sender.hex()} asks for a state from {message.offset}, which is not for it or over"
             )
-        data = installing.state[message.offset : message.offset + self.settings.piece_bytes]
-        whole = installing.held is None or installing.held.whole
-        self._send(sender, Load(installing.view, whole, message.offset, len(installing.state), data))
+        piece = data[message.offset : message.offset + self.settings.piece_bytes]
+        whole = held is None or held.whole
+        self._send(sender, Load(installing.view, whole, message.offset, len(data), piece, since))
 
     def _on_installed(self, sender: Node, message: Installed) -> None:
         installing = self.installing
@@ -1022,6 +1083,12 @@ class Arc:
             self.installing = replace(installing, done=tuple(sorted((*installing.done, sender))))
 
     # What is held here
+
+    def _offer(self, held: Held) -> bytes:
+        """A copy of the state, taken once for all who read it piece by piece."""
+        if self.offered is None or self.offered[0] != held:
+            self.offered = (held, self._snapshot())
+        return self.offered[1]
 
     def _snapshot(self) -> bytes:
         return encode(State(self.absorbed, self.part, self.machine.snapshot()))
@@ -1037,8 +1104,9 @@ class Arc:
             return
         self._replace_state(b"")
         self.chain, self.epoch, self.applied, self.synced, self.last_durable = None, 0, 0, 0, 0
+        self._begin_tail()
         self.whole = self.restarted = False
-        self.offered = None
+        self.offered = self.drop_at = None
         self.outputs.append(Append((), True, ()))
 
     def _change(self, number: int, payload: bytes, part: Part | None) -> object:
@@ -1052,7 +1120,9 @@ class Arc:
         if write.durable:
             self.last_durable = write.number
             then = (Send(self.me, Synced(write.chain, write.epoch, write.number)),)
-        self.outputs.append(Append((Entry(write.number, write.payload, write.part),), False, then))
+        entry = Entry(write.number, write.payload, write.part)
+        self.outputs.append(Append((entry,), False, then))
+        self._trace(entry)
         self.log_bytes += len(write.payload)
         if self.log_bytes > self.settings.log_bytes:
             assert self.chain is not None
@@ -1111,6 +1181,65 @@ class Arc:
             view is not None and _epoch(view) == (message.chain, message.epoch) and not self._is_lapsed(view)
         ):
             self._send(view.responsible, Ack(message.chain, message.epoch, self._safe_number(), gap=False))
+
+    # Catching up
+
+    def _begin_tail(self) -> None:
+        self.tail.clear()
+        self.tail_start, self.tail_size = (self.epoch, self.applied), 0
+
+    def _trace(self, record: Record) -> None:
+        """Others may need it to come to the state that is held here."""
+        self.tail.append(record)
+        self.tail_size += _record_bytes(record)
+        while self.tail_size > self.settings.tail_bytes:
+            first = self.tail.popleft()
+            self.tail_size -= _record_bytes(first)
+            self.tail_start = _place_after(self.tail_start, first)
+
+    def _place_in(self, chain: Chain, view: View) -> Place | None:
+        """The place of what is held here, for whoever may have the records since."""
+        return (self.epoch, self.applied) if self.chain == chain and not view.rescued else None
+
+    def _records_since(self, since: Place | None, held: Held) -> bytes | None:
+        """From that place to what is held; None if the tail does not have it or a copy is shorter."""
+        place, end = self.tail_start, (held.epoch, held.applied)
+        records: list[Record] = []
+        found = place == since
+        for record in self.tail:
+            if found and place == end:
+                break
+            place = _place_after(place, record)
+            if found:
+                records.append(record)
+            found = found or place == since
+        if not records or place != end or sum(map(_record_bytes, records)) >= self.machine.size():
+            return None
+        return encode(tuple(records))
+
+    def _catch_up(self, since: Place, held: Held | None, data: bytes) -> None:
+        """Come from that place to what the sender holds. PeerError if the records do not lead there."""
+        records = decode_records(data)
+        place = since
+        for record in records:
+            expected = (place[0], place[1] + 1) if isinstance(record, Entry) else (record.epoch, 0)
+            after = _place_after(place, record)
+            if after != expected or after <= place or (isinstance(record, Mark) and record.state is not None):
+                raise PeerError(f"a record that leads to {after} does not follow {place}")
+            place = after
+        if since != (self.epoch, self.applied) or (held is not None and place != (held.epoch, held.applied)):
+            raise PeerError(
+                f"records from {since} to {place}: this broker holds {self.epoch}, {self.applied}"
+            )
+        for record in records:
+            self._replay(record)
+            self._trace(record)
+        self.synced = self.last_durable = self.applied
+        if held is not None:
+            self.whole, self.restarted = held.whole, False
+        self.offered = None
+        self.outputs.append(Append(records, False, ()))
+        self.log_bytes += len(data)
 
     # Serving
 
@@ -1179,7 +1308,7 @@ class Arc:
             return
         if closed.into != self.view.chain and closed.into not in self.absorbed:
             return  # the chain that it goes into comes first: it may have it already
-        self.reading = Reading(closed, (), None, b"", self.now_us + self.settings.answer_us)
+        self.reading = Reading(closed, (), None, None, b"", self.now_us + self.settings.answer_us)
         for node in closed.base.replicas:
             self._send(node, Seal(closed))
 
@@ -1196,10 +1325,9 @@ class Arc:
     # What is said again until it is answered
 
     def _waits_for_answers(self) -> bool:
-        closed = self.view is not None and self.view.stage == CLOSED
         asks = self.told_of is not None
         unfilled = self.installing is not None and not self.serving
-        return bool(self.reading or unfilled or self.pending or asks or (closed and self.rival))
+        return bool(self.reading or unfilled or self.pending or asks or self.rival)
 
     def _resend(self) -> None:
         if self.told_of is not None:
@@ -1208,7 +1336,9 @@ class Arc:
         if self.reading is not None:
             if self.reading.source is not None:
                 node, held = self.reading.source
-                self._send(node, Fetch(self.reading.view, held, len(self.reading.data)))
+                reading = self.reading
+                since = reading.since if reading.data else self._place_in(held.chain, reading.view)
+                self._send(node, Fetch(reading.view, held, len(reading.data), since))
             else:
                 for node in self.reading.view.base.replicas:
                     self._send(node, Seal(self.reading.view))
@@ -1219,7 +1349,8 @@ class Arc:
             for node in self.installing.view.replicas:
                 if node not in self.installing.done:
                     self._send(node, offer)
-        if self.view is not None and self.view.stage == CLOSED and self.rival is not None:
+        if self.view is not None and self.rival is not None:
+            # Whether it is closed or was taken in long ago, the answer says so.
             self._send(self.rival.responsible, Know(self.view))
         if self.serving and self.pending:
             for node in self.acks:
@@ -1235,12 +1366,20 @@ def _epoch(view: View) -> tuple[Chain, int]:
     return view.chain, view.epoch
 
 
+def _place_after(place: Place, record: Record) -> Place:
+    return (place[0], record.number) if isinstance(record, Entry) else (record.epoch, record.applied)
+
+
+def _record_bytes(record: Record) -> int:
+    return RECORD_BYTES + (len(record.payload) if isinstance(record, Entry) else 0)
+
+
 def _join_chains(chains: tuple[Chain, ...], more: Iterable[Chain], own: Chain) -> tuple[Chain, ...]:
     joined = {*chains, *more} - {own}
     return tuple(sorted(joined, key=lambda chain: (chain.generation, chain.founder, chain.origin)))
 
 
-_APART: Final = {"settings", "machine", "outputs", "now_us", "acks", "pending"}
+_APART: Final = {"settings", "machine", "outputs", "now_us", "acks", "pending", "tail"}
 _HANDLERS: Final[dict[type, Callable[[Any, Node, Any], None]]] = {
     Ask: Arc._on_ask,
     Unknown: Arc._on_unknown,

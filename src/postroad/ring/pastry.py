@@ -12,12 +12,14 @@ a node that shares one more digit with the key, or, where none is known, at leas
 is the business of the node that is numerically closest to it; of two at the same distance, of the lower one.
 
 **Joining.** A newcomer asks any node to route its own id. Every node on the way shares its row of that
-prefix, the last one its leaf set, and then the newcomer announces itself to all it has heard of, who answer
-with their leaves. Two rings that hear of each other become one in the same way: by their leaves.
+prefix, the last one its leaf set; the newcomer probes all of them, and they answer with their leaves. Two
+rings become one in the same way: a node joins through everybody to whom the caller has
+a link (a *contact*) and whom it does not know from the ring, or knew and lost, and asks again until the node
+closest to it there has answered. So the ring is one where the links make one network.
 
-**Failure.** A node probes its leaves at every heartbeat, all others in turn, and anybody it was told of
-before it relies on it. Whoever does not answer in time, or is said to be gone by its connection, is taken out
-everywhere and not believed in for a while, unless it speaks itself. A hole in the leaf set is filled by the
+**Failure.** A node probes its leaves at every heartbeat, all others in turn. Whoever it is told of is probed
+and has a place only once it answers: so nobody is believed about the dead. Whoever does not answer in time,
+or is said to be gone by its connection, is taken out everywhere. A hole in the leaf set is filled by the
 leaves of the others, a hole in the table by asking the rest of that row. Leaf sets are exchanged only when
 they have changed, so an idle ring sends empty probes.
 
@@ -32,6 +34,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.units import SECOND_US
@@ -39,7 +42,7 @@ from postroad.units import SECOND_US
 ID_BYTES: Final = 16
 ID_BITS: Final = 128
 MAX_SHARED: Final = 1_024  # nodes in one message
-MAX_GONE: Final = 1_024
+MAX_ASKED: Final = 1_024  # nodes that were heard of and are probed within a heartbeat
 TURN_HEARTBEATS: Final = 30  # in which every node that is known is probed once
 MAX_HOPS: Final = 64  # of a request to join
 _RING: Final = 1 << ID_BITS
@@ -55,7 +58,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: int = 16
     heartbeat_us: int = SECOND_US
     silent_us: int = 3 * SECOND_US  # without an answer, a node is gone
-    gone_us: int = 30 * SECOND_US  # for which others are not believed that it is there
     rows_us: int = 20 * SECOND_US  # between two exchanges of a row of the routing table
 
     def __post_init__(self) -> None:
@@ -80,17 +82,15 @@ class Join(_Message, frozen=True, tag=1):
 
     newcomer: NodeId
     hops: int
+    through: NodeId  # who was asked first
 
 
 class Share(_Message, frozen=True, tag=2):
-    """Nodes that the sender relies on. `last`: the sender is the closest one to the newcomer."""
+    """Nodes that the sender relies on. `joined`: whom the newcomer asked first, if the sender is the closest
+    one to it; otherwise empty."""
 
     nodes: tuple[NodeId, ...]
-    last: bool
-
-
-class Announce(_Message, frozen=True, tag=3):
-    """The sender has joined."""
+    joined: NodeId = b""
 
 
 class Probe(_Message, frozen=True, tag=4):
@@ -117,7 +117,7 @@ class Row(_Message, frozen=True, tag=7):
     row: int
 
 
-Message: TypeAlias = Join | Share | Announce | Probe | Alive | Leaving | Row
+Message: TypeAlias = Join | Share | Probe | Alive | Leaving | Row
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -176,13 +176,14 @@ class Pastry:
         self.me, self.settings = me, settings
         self.outputs: list[Output] = []
         self.now_us = 0
-        self.joining: NodeId | None = None  # through whom; None: part of the ring
+        self.contacts: set[NodeId] = set()  # nodes that the caller has a link to
+        self.joining: set[NodeId] = set()  # of those, the ones in whose ring this node has yet to find itself
         self.peers: dict[NodeId, Peer] = {}  # everybody in the leaf set, the table or the neighbourhood
         self.clockwise: list[tuple[int, NodeId]] = []  # by distance from us in that direction
         self.counter: list[tuple[int, NodeId]] = []  # the same in the other; few nodes are in both
         self.table: dict[tuple[int, int, int], NodeId] = {}  # (row, column, part)
         self.near: list[tuple[int, NodeId]] = []  # (delay, node)
-        self.gone: dict[NodeId, int] = {}  # until when others are not believed
+        self.asked: set[NodeId] = set()  # heard of and probed since the last heartbeat
         self.version = 1  # of the leaf set
         self.told: frozenset[NodeId] = frozenset()  # the leaf set as of the last Changed
         self.turn = 0  # of all known nodes in order, whose turn it is to be probed
@@ -195,21 +196,25 @@ class Pastry:
     # What the outside calls
 
     def begin(self, now_us: int) -> None:
-        """The first node of a ring, or the only one that is left."""
+        """The first node of a ring, until it joins others."""
         self._start(now_us)
-        self.joining = None
         self._end()
 
-    def join(self, seed: NodeId, now_us: int) -> None:
-        """Through a node that is known; it is asked again at every heartbeat until the ring has answered.
-
-        If it dies before this node has heard of any other, the caller names another one.
-        """
-        _check_ids((seed,))
-        self._start(now_us)
-        self.joining = seed
-        self._send(seed, Join(self.me, 0))
+    def join(self, contact: NodeId, now_us: int) -> None:
+        """The caller has a link to that node. This one joins through it unless the ring knows it already."""
+        _check_ids((contact,))
+        self.now_us = now_us
+        if self.heartbeat_at is None:
+            self._start(now_us)
+        self.contacts.add(contact)
+        if contact not in self.peers:
+            self._join_through(contact)
         self._end()
+
+    def unlink(self, contact: NodeId) -> None:
+        """The link to that node is gone. Whether the node is gone too, the ring finds out."""
+        self.contacts.discard(contact)
+        self.joining.discard(contact)
 
     def leave(self, now_us: int) -> None:
         self.now_us = now_us
@@ -233,6 +238,7 @@ class Pastry:
         self.now_us = now_us
         if self.heartbeat_at is not None and now_us >= self.heartbeat_at:
             self.heartbeat_at = now_us + self.settings.heartbeat_us
+            self.asked.clear()
             silent = [
                 node
                 for node, peer in self.peers.items()
@@ -240,15 +246,11 @@ class Pastry:
             ]
             for node in silent:
                 self._lose(node)
-            if self.joining is not None:
-                # The seed may have gone since; whoever answered on the way will do.
-                others = sorted(self.peers)
-                for node in sorted({self.joining, *others[draw % max(1, len(others)) :][:1]}):
-                    self._send(node, Join(self.me, 0))
+            for node in sorted(self.joining):
+                self._join_through(node)
             waiting = [node for node, peer in self.peers.items() if peer.asked_us is not None]
             for node in sorted({*self._leaf_nodes(), *waiting, *self._next_in_turn()}):
                 self._probe(node)
-            self.gone = {node: until for node, until in self.gone.items() if until > now_us}
         if self.rows_at is not None and now_us >= self.rows_at:
             self.rows_at = now_us + self.settings.rows_us
             self._exchange_row(draw)
@@ -292,6 +294,8 @@ class Pastry:
             raise BugError(f"{len(self.peers)} nodes are known and {len(placed)} have a place")
         if max(len(self.clockwise), len(self.counter)) > self.settings.leaves // 2:
             raise BugError(f"a side of the leaf set has more than {self.settings.leaves // 2} nodes")
+        if not self.joining <= self.contacts:
+            raise BugError("this node joins through one that it has no link to")
         for slot, node in self.table.items():
             if self._slot(number(node)) != slot:
                 raise BugError(f"{node.hex()} stands at {slot} of the routing table")
@@ -327,24 +331,40 @@ class Pastry:
         ahead, behind = (goal - self._me) % _RING, (self._me - goal) % _RING
         return ahead <= self.clockwise[-1][0] or behind <= self.counter[-1][0]
 
-    def _learn(self, node: NodeId, *, heard: bool) -> None:
-        """Give a node the places that it deserves. Who was only heard of is probed."""
+    def _learn(self, node: NodeId, delay_us: int | None = None) -> None:
+        """It has spoken: give it the places that it deserves."""
         if node == self.me:
             return
-        if heard:
-            self.gone.pop(node, None)
-        elif self.gone.get(node, 0) > self.now_us:
-            return
         peer = self.peers.get(node)
-        if peer is None:
-            peer = Peer()
-            if not self._place(node, peer):
-                return
+        known = peer is not None
+        peer = peer or Peer()
+        peer.asked_us = None
+        if delay_us is not None:
+            # The shortest of late: a single slow answer says little about the way.
+            peer.delay_us = min(delay_us, peer.delay_us * 9 // 8 + 1)
+        if (not known or delay_us is not None) and self._place(node, peer) and not known:
             self.peers[node] = peer
-            if not heard:
+
+    def _hear_of(self, nodes: Iterable[NodeId]) -> None:
+        """Whoever would have a place is asked itself."""
+        for node in nodes:
+            if node in self.peers or node == self.me or node in self.asked or len(self.asked) >= MAX_ASKED:
+                continue
+            if self._has_place(number(node)):
+                self.asked.add(node)
                 self._probe(node)
-        if heard:
-            peer.asked_us = None
+
+    def _has_place(self, value: int) -> bool:
+        """For a node whose delay is not known."""
+        half = self.settings.leaves // 2
+        ahead, behind = (value - self._me) % _RING, (self._me - value) % _RING
+        return (
+            len(self.clockwise) < half
+            or len(self.counter) < half
+            or ahead < self.clockwise[-1][0]
+            or behind < self.counter[-1][0]
+            or self._slot(value) not in self.table
+        )
 
     def _place(self, node: NodeId, peer: Peer) -> bool:
         value = number(node)
@@ -384,10 +404,13 @@ class Pastry:
         if not leaves and self.table.get(self._slot(number(node))) != node:
             self.peers.pop(node, None)
 
+    def _join_through(self, contact: NodeId) -> None:
+        self.joining.add(contact)
+        self._send(contact, Join(self.me, 0, contact))
+
     def _lose(self, node: NodeId) -> None:
-        self.gone[node] = self.now_us + self.settings.gone_us
-        while len(self.gone) > MAX_GONE:
-            del self.gone[next(iter(self.gone))]
+        if node in self.contacts:
+            self.joining.add(node)  # it may have only been silent, and those behind it with it
         if self.peers.pop(node, None) is None:
             return
         was_leaf = node in self._leaf_nodes()
@@ -433,7 +456,7 @@ class Pastry:
 
     def _on_join(self, sender: NodeId, message: Join) -> None:
         del sender
-        _check_ids((message.newcomer,))
+        _check_ids((message.newcomer, message.through))
         if message.newcomer == self.me or not 0 <= message.hops <= MAX_HOPS:
             return
         goal = number(message.newcomer)
@@ -444,11 +467,10 @@ class Pastry:
             nodes |= {node for _, node in self.near}
         if following is None:
             nodes |= set(self._leaf_nodes())
-        self._send(
-            message.newcomer, Share(tuple(sorted(nodes - {message.newcomer}))[:MAX_SHARED], following is None)
-        )
+        shared = tuple(sorted(nodes - {message.newcomer}))[:MAX_SHARED]
+        self._send(message.newcomer, Share(shared, message.through if following is None else b""))
         if following is not None:
-            self._send(following, Join(message.newcomer, message.hops + 1))
+            self._send(following, replace(message, hops=message.hops + 1))
 
     def _route_newcomer(self, newcomer: NodeId) -> NodeId | None:
         """It may be known here from an earlier time: it is not asked to find itself."""
@@ -462,25 +484,17 @@ class Pastry:
 
     def _on_share(self, sender: NodeId, message: Share) -> None:
         _check_ids(message.nodes)
-        self._learn(sender, heard=True)
-        for node in message.nodes:
-            self._learn(node, heard=False)
-        if message.last and self.joining is not None:
-            self.joining = None
+        self._learn(sender)
+        if message.joined in self.joining:
+            self.joining.discard(message.joined)
             for node in sorted(self.peers):
-                self._send(node, Announce())
-
-    def _on_announce(self, sender: NodeId, message: Announce) -> None:
-        del message
-        self._learn(sender, heard=True)
-        if sender in self._leaf_nodes():
-            self._send(sender, Share(self._leaf_nodes(), last=False))
+                self._probe(node, fresh=True)  # who spoke on the way does not know us yet
+        self._hear_of(message.nodes)
 
     def _on_probe(self, sender: NodeId, message: Probe) -> None:
         _check_ids(message.leaves)
-        self._learn(sender, heard=True)
-        for node in message.leaves:
-            self._learn(node, heard=False)
+        self._learn(sender)
+        self._hear_of(message.leaves)
         # Who asks and has no place here may still want to know whom we rely on.
         self._send(sender, Alive(message.sent_us, self._news_for(sender)))
 
@@ -489,24 +503,17 @@ class Pastry:
         delay_us = self.now_us - message.sent_us
         if delay_us < 0:
             raise PeerError(f"a probe is answered that was sent {-delay_us} us from now")
-        peer = self.peers.get(sender)
-        if peer is not None:
-            # The shortest of late: a single slow answer says little about the way.
-            peer.delay_us = min(delay_us, peer.delay_us * 9 // 8 + 1)
-            self._place(sender, peer)
-        self._learn(sender, heard=True)
-        for node in message.leaves:
-            self._learn(node, heard=False)
+        self._learn(sender, delay_us)
+        self._hear_of(message.leaves)
 
     def _on_leaving(self, sender: NodeId, message: Leaving) -> None:
         _check_ids(message.leaves)
         self._lose(sender)
-        for node in message.leaves:
-            self._learn(node, heard=False)
+        self._hear_of(message.leaves)
 
     def _on_row(self, sender: NodeId, message: Row) -> None:
         nodes = sorted(node for (at, _, _), node in self.table.items() if at == message.row)
-        self._send(sender, Share(tuple(nodes)[:MAX_SHARED], last=False))
+        self._send(sender, Share(tuple(nodes)[:MAX_SHARED]))
 
     # One step
 
@@ -561,7 +568,6 @@ def _check_ids(nodes: Iterable[NodeId]) -> None:
 _HANDLERS: Final[dict[type, Callable[[Any, NodeId, Any], None]]] = {
     Join: Pastry._on_join,
     Share: Pastry._on_share,
-    Announce: Pastry._on_announce,
     Probe: Pastry._on_probe,
     Alive: Pastry._on_alive,
     Leaving: Pastry._on_leaving,

@@ -1,10 +1,10 @@
 """The ring of brokers in a broker: Pastry (spec Q1; queues paper, section 2.1) over direct peers.
 
-Every broker is in the ring. It joins through a neighbour of the overlay, and through each new one that it
-does not know from the ring yet: so two networks that are linked become one ring. A node of the ring has its
-broker's node id; where nothing is on disk, another one at every start, since nothing that this node said
-before is remembered (spec, responsibility 2). Where a broker is reached, the overlay knows. A connection that
-closes says that a node has failed before any heartbeat does.
+Every broker is in the ring. Its contacts are the neighbours of the overlay: it joins through each of them
+that it does not know from the ring. So the ring is one where the overlay is: when two networks are linked, or
+a cut is over. A node of the ring has its broker's node id; where nothing is on disk, another one at every
+start, since nothing that this node said before is remembered (spec, responsibility 2). Where a broker is
+reached, the overlay knows. A connection that closes says that a node has failed before any heartbeat does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Ring:
         self._draw = draw
         self._changed = changed
         self._core = Pastry(me, settings)
-        self._linked: dict[NodeId, int] = {}  # neighbours of the overlay -> their numbers
         self._numbers: dict[NodeId, int] = {}  # node -> broker, as the topology had it at `_generation`
         self._generation = 0
         self._sent = 0
@@ -105,25 +104,12 @@ class Ring:
         self._perform(turn)
 
     def _link_up(self, turn: Turn, peer: Peer) -> None:
-        node = self.node_of(peer)
-        self._linked[node] = peer.broker
-        if node not in self._core.peers:
-            self._core.join(node, turn.now_us)
-            self._perform(turn)
+        self._core.join(self.node_of(peer), turn.now_us)
+        self._perform(turn)
 
     def _link_down(self, turn: Turn, peer: Peer) -> None:
-        node = self.node_of(peer)
-        self._linked.pop(node, None)
-        if self._core.joining == node:
-            self._join_elsewhere(turn)
-
-    def _join_elsewhere(self, turn: Turn) -> None:
-        """The broker that this one joined through has gone before the ring answered."""
-        if self._linked:
-            self._core.join(min(self._linked), turn.now_us)
-        else:
-            self._core.begin(turn.now_us)
-        self._perform(turn)
+        del turn
+        self._core.unlink(self.node_of(peer))
 
     def _received(self, turn: Turn, peer: Peer, body: bytes) -> None:
         self._core.receive(self.node_of(peer), decode(body), turn.now_us)
@@ -178,6 +164,6 @@ class Ring:
         leaves = self._core.closest(self.me, self._core.settings.leaves + 1)
         return {
             "node": self.me.hex(),
-            "joining": self._core.joining is not None,
+            "joining": bool(self._core.joining),
             "leaves": sorted(self.name(node) for node in leaves if node != self.me),
         }

@@ -10,6 +10,7 @@ and nobody else hears of it. What was promised to somebody goes out in `then`, n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from postroad.errors import BugError, PostroadError
 from postroad.seam.datagrams import Endpoint, JoinGroup, LeaveGroup, SendTo
@@ -26,6 +27,9 @@ from postroad.seam.storage import (
     StorageInput,
 )
 from postroad.seam.tracking import FiltersRead, Keep, ReadFilters, TrackingEffect
+
+if TYPE_CHECKING:
+    from postroad.seam.switchboard import Room
 
 Written = Callable[["Turn", PostroadError | None], None]  # the error, if it is not on disk
 WasRead = Callable[["Turn", ReadDone], None]
@@ -83,12 +87,16 @@ class Unanswered:
 class Turn:
     """`busy`: something came in with it, so others wait for what it does."""
 
-    __slots__ = ("_unanswered", "busy", "effects", "now_us")
+    __slots__ = ("_unanswered", "busy", "concerns", "effects", "now_us", "stirs")
 
     def __init__(self, now_us: int, unanswered: Unanswered, *, busy: bool = False) -> None:
         self.now_us = now_us
         self.busy = busy
         self.effects: list[Effect] = []  # what the driver is to do, in order
+        # The room that what is being handled concerns, if it leaves no other one anything to do: its handler
+        # says so, and only that room has its `tick` then.
+        self.concerns: Room | None = None
+        self.stirs = False  # something in this turn concerns other rooms all the same
         self._unanswered = unanswered
 
     # ---- the network

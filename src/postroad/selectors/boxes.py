@@ -52,11 +52,11 @@ def to_boxes(condition: Condition) -> tuple[Box, ...]:
     if condition is tree.TRUE:
         return _EVERYTHING
     try:
-        found = _boxes(condition, False, _Work())
+        boxes = _boxes(condition, False, _Work())
     except _TooManyError:
         return (Box({}, (condition,)),)
     return tuple(
-        [box if len(box.domains) < 2 else Box(dict(sorted(box.domains.items())), box.opaque) for box in found]
+        [box if len(box.domains) < 2 else Box(dict(sorted(box.domains.items())), box.opaque) for box in boxes]
     )
 
 
@@ -70,9 +70,9 @@ def _boxes(node: Condition, negated: bool, work: _Work) -> list[Box]:
         return _boxes(node.item, not negated, work)
     if isinstance(node, tree.Constant):
         return [_ALWAYS] if node.value is (not negated) else []
-    found = _constraint(node, negated)
-    if found is not None:
-        name, domain = found
+    constraint = _constraint(node, negated)
+    if constraint is not None:
+        name, domain = constraint
         return [] if domain.empty else [Box({name: domain}, ())]
     if isinstance(node, tree.Like) and isinstance(node.operand, tree.Attribute):
         return _like(node, node.operand.name, negated)
@@ -94,10 +94,10 @@ def _product(items: tuple[Condition, ...], negated: bool, work: _Work) -> list[B
     joined: dict[str, Domain] = {}
     alternatives: list[list[Box]] = []
     for item in items:
-        found = _constraint(item, negated)
-        if found is None:
+        constraint = _constraint(item, negated)
+        if constraint is None:
             alternatives.append(_boxes(item, negated, work))
-        elif not _meet_into(joined, *found):
+        elif not _meet_into(joined, *constraint):
             return []
     if not alternatives:
         return [Box(joined, ())]

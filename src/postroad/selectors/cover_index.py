@@ -71,11 +71,11 @@ def _point(name: str, domain: Domain) -> _Equality | None:
 
 def _subsets(demanded: _Set) -> list[_Set]:
     if len(demanded) > _SUBSETS_OF:
-        return [(), *((one,) for one in demanded), demanded]
-    found: list[_Set] = [()]
-    for one in demanded:
-        found += [(*some, one) for some in found]
-    return found
+        return [(), *((equality,) for equality in demanded), demanded]
+    subsets: list[_Set] = [()]
+    for equality in demanded:
+        subsets += [(*some, equality) for some in subsets]
+    return subsets
 
 
 def _levels(pattern: str) -> list[str]:
@@ -97,12 +97,12 @@ class _Node:
         self.by_equality: dict[_Equality, _Held] = _NONE  # by each equality they demand
 
     def child(self, level: str) -> _Node:
-        found = self.children.get(level)
-        if found is None:
+        child = self.children.get(level)
+        if child is None:
             if not self.children:
                 self.children = {}
-            found = self.children[level] = _Node()
-        return found
+            child = self.children[level] = _Node()
+        return child
 
     def add(self, own: OwnSelector) -> None:
         if not self.by_set:
@@ -125,8 +125,8 @@ class _Node:
     def demanding(self, demanded: _Set) -> Iterator[OwnSelector]:
         """Those that demand these equalities, and others that demand one of them."""
         if not demanded:
-            return chain.from_iterable(held.values() for held in self.by_set.values())
-        return iter(min((self.by_equality.get(one, _NONE) for one in demanded), key=len).values())
+            return chain.from_iterable(selectors.values() for selectors in self.by_set.values())
+        return iter(min((self.by_equality.get(equality, _NONE) for equality in demanded), key=len).values())
 
 
 class Covering:
@@ -176,9 +176,9 @@ class Covering:
     def find_wider(self, own: OwnSelector) -> OwnSelector | None:
         """An advertised selector that covers this one, if the search meets one."""
         effort = self._begin_search()
-        found = self._search_wider(own, effort)
+        wider = self._search_wider(own, effort)
         self._end_search(effort)
-        return found
+        return wider
 
     def _search_wider(self, own: OwnSelector, effort: Effort) -> OwnSelector | None:
         subsets = _subsets(own.equalities)
@@ -196,12 +196,12 @@ class Covering:
     def find_narrower(self, own: OwnSelector) -> list[OwnSelector]:
         """Advertised selectors that this one covers; those that the search meets."""
         effort = self._begin_search()
-        found = self._search_narrower(own, effort)
+        narrower = self._search_narrower(own, effort)
         self._end_search(effort)
-        return found
+        return narrower
 
     def _search_narrower(self, own: OwnSelector, effort: Effort) -> list[OwnSelector]:
-        found: list[OwnSelector] = []
+        narrower: list[OwnSelector] = []
         failures = idle = 0
         room = COVERED
         for node in self._narrower_nodes(own.selector.topic):
@@ -209,10 +209,10 @@ class Covering:
             for candidate in node.demanding(own.equalities):
                 idle = 0
                 if effort.left <= 0 or failures == COMPARISONS:
-                    return found
+                    return narrower
                 takes, before = 1 + len(candidate.covered), effort.left
                 if takes <= room and covers(own.selector, candidate.selector, effort):
-                    found.append(candidate)
+                    narrower.append(candidate)
                     room -= takes
                     # The table shrinks by what is found, so only the change as a whole pays for it.
                     refund = max(0, min(before - effort.left, self._left))
@@ -222,7 +222,7 @@ class Covering:
                 failures += 1
             if idle == IDLE_NODES:
                 break
-        return found
+        return narrower
 
     def _wider_nodes(self, topic: str) -> Iterator[_Node]:
         """Nodes of patterns that may contain the pattern `topic`."""
@@ -271,12 +271,15 @@ class Covering:
 
     def check(self, advertised: Iterable[OwnSelector]) -> None:
         """BugError unless exactly these are held, each where it belongs."""
-        held: _Held = {}
+        listed: _Held = {}
         for node in self._narrower_nodes(""):
             for own in node.demanding(()):
-                held[own.entry] = own
-                places = [node.by_set[own.equalities], *(node.by_equality[one] for one in own.equalities)]
+                listed[own.entry] = own
+                places = [
+                    node.by_set[own.equalities],
+                    *(node.by_equality[equality] for equality in own.equalities),
+                ]
                 if any(place.get(own.entry) is not own for place in places):
                     raise BugError(f"advertised entry {own.entry} is misfiled")
-        if held != {own.entry: own for own in advertised}:
+        if listed != {own.entry: own for own in advertised}:
             raise BugError("the arrangement by pattern does not hold what is advertised")

@@ -113,7 +113,7 @@ def _remainder(part: Mapping[str, Domain], box: Box, effort: Effort) -> list[dic
 
     Cut short when the effort is spent; whoever asks looks at that before anything else.
     """
-    found: list[dict[str, Domain]] = []
+    parts: list[dict[str, Domain]] = []
     inside = dict(part)
     for name, domain in box.domains.items():
         have = inside.get(name, ANYTHING)
@@ -122,6 +122,6 @@ def _remainder(part: Mapping[str, Domain], box: Box, effort: Effort) -> list[dic
             break
         outside = minus(have, domain)
         if not outside.empty:
-            found.append(inside | {name: outside})
+            parts.append(inside | {name: outside})
             inside[name] = meet(have, domain)
-    return found
+    return parts

@@ -84,23 +84,23 @@ def _before(first: Cut | None, second: Cut | None) -> bool:
 def _meet(first: Spans, second: Spans) -> Spans:
     if first is second or not first or not second:
         return first if second else ()
-    found: list[Span] = []
+    common: list[Span] = []
     left = right = 0
     while left < len(first) and right < len(second):
         low = max(first[left][0], second[right][0])
         first_ends = _before(first[left][1], second[right][1])
         high = first[left][1] if first_ends else second[right][1]
         if _before(low, high):
-            found.append((low, high))
+            common.append((low, high))
         if first_ends:
             left += 1
         else:
             right += 1
-    return tuple(found)
+    return tuple(common)
 
 
 def _minus(first: Spans, second: Spans) -> Spans:
-    found: list[Span] = []
+    rest: list[Span] = []
     at = 0  # of the first span of `second` that may still take something away
     for low, high in first:
         start: Cut | None = low
@@ -111,12 +111,12 @@ def _minus(first: Spans, second: Spans) -> Spans:
             if start is None or not _before(other_low, high):
                 break
             if start < other_low:
-                found.append((start, other_low))
+                rest.append((start, other_low))
             start = other_high
             at = place
         if start is not None and _before(start, high):
-            found.append((start, high))
-    return tuple(found)
+            rest.append((start, high))
+    return tuple(rest)
 
 
 def overlap(first: Domain, second: Domain) -> bool:

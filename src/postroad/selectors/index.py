@@ -85,17 +85,17 @@ class MatchIndex:
         return number
 
     def remove(self, key: int) -> None:
-        found = self._keys.pop(key, None)
-        if found is None:
+        entry = self._keys.pop(key, None)
+        if entry is None:
             raise UsageError(f"key {key} is not in the index")
-        repeated = self._repeated.get(found) if self._repeated else None
+        repeated = self._repeated.get(entry) if self._repeated else None
         if repeated is not None:
             if repeated > 1:
-                self._repeated[found] = repeated - 1
+                self._repeated[entry] = repeated - 1
             else:
-                del self._repeated[found]
+                del self._repeated[entry]
             return
-        number, target = found
+        number, target = entry
         if self._engine.detach(number, target) == 0 and number not in self._held:
             self._delete(number)
 

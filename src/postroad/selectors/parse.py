@@ -193,12 +193,12 @@ def _lift(text: str) -> tuple[list[_Token], list[_Literal], set[int]]:
     nesting, grammar = _Nesting(text), Grammar(text)
     before = last = ""  # pieces
     while True:
-        found = _TOKEN.match(text, at)
-        if found is None:
+        token = _TOKEN.match(text, at)
+        if token is None:
             position = at + len(text[at:]) - len(text[at:].lstrip())
             raise SelectorError(_misread(text[position]), text=text, position=position)
-        kind = str(found.lastgroup)
-        raw, position, at = found[kind], found.start(kind), found.end()
+        kind = str(token.lastgroup)
+        raw, position, at = token[kind], token.start(kind), token.end()
         if kind == "end":
             break
         piece = raw
@@ -323,19 +323,19 @@ class _Reader:
 
     def _members(self, end: int) -> tuple[str, ...]:
         """The list that begins here, taken as a whole if it has literals only; () leaves it to sqlglot."""
-        found: list[str] = []
+        members: list[str] = []
         sign, complete = "", False  # of the member that is being read
         for at in range(self._at, end):
             kind, piece, _ = self._tokens[at]
             if complete and piece == ")":
                 self._at = at + 1
-                return tuple(found)
+                return tuple(members)
             if complete and piece == ",":
                 sign, complete = "", False
             elif piece in ("+", "-") and not sign and not complete:
                 sign = piece
             elif (kind in ("text", "number") or piece in ("TRUE", "FALSE")) and not complete:
-                found.append(piece if kind == "word" else sign or "+")
+                members.append(piece if kind == "word" else sign or "+")
                 complete = True
             else:
                 break
@@ -562,10 +562,10 @@ def _negation(node: exp.Neg, depth: int) -> Callable[[_Values], ValueNode]:
         index = int(operand.this)
 
         def literal(values: _Values) -> ValueNode:
-            found = values.literals[index]
-            if isinstance(found.value, str):
-                values.refuse("only numbers can be calculated with", found.position)
-            return tree.constant(-found.value)
+            value = values.literals[index]
+            if isinstance(value.value, str):
+                values.refuse("only numbers can be calculated with", value.position)
+            return tree.constant(-value.value)
 
         return literal
     inner, offset = _value(operand, depth + 1), _offset(operand)
@@ -647,13 +647,13 @@ def _in(node: exp.In) -> _Fill:
         if values.members:
             listed = tuple(dict.fromkeys(_members(values, first)))
         else:
-            found: dict[Constant, None] = {}
+            members: dict[Constant, None] = {}
             for member, offset in made:
                 value = member(values)
                 if not isinstance(value, Constant) or value.kind == "unknown":
                     raise _Fault("IN takes literals only", offset)
-                found[value] = None
-            listed = tuple(found)
+                members[value] = None
+            listed = tuple(members)
         left = operand(values)
         if isinstance(left, Constant):
             return tree.constant(tree.contains(left.value, listed))
@@ -684,17 +684,17 @@ def _like(node: exp.Expr, escape: exp.Expr | None) -> _Fill:
     index, escape_index = int(pattern.this), None if escape is None else int(escape.this)
 
     def like(values: _Values) -> Condition:
-        found = values.literals[index]
-        text = str(found.value)
+        pattern = values.literals[index]
+        text = str(pattern.value)
         if len(text) > MAX_LIKE:
-            values.refuse(f"a pattern has at most {MAX_LIKE} characters", found.position)
+            values.refuse(f"a pattern has at most {MAX_LIKE} characters", pattern.position)
         sign = ""
         if escape_index is not None:
             sign = str(values.literals[escape_index].value)
             if len(sign) != 1:
                 values.refuse("ESCAPE takes one character", values.literals[escape_index].position)
             if not _well_escaped(text, sign):
-                values.refuse("the escape character stands before %, _ or itself only", found.position)
+                values.refuse("the escape character stands before %, _ or itself only", pattern.position)
         made: Condition = tree.Like(operand(values), text, sign)
         return tree.Not(made) if negated else made
 

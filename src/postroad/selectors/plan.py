@@ -72,9 +72,11 @@ def _points(domain: Domain) -> tuple[Any, ...] | None:
     """The values of the set if they are few, else None."""
     if len(domain.numbers) + len(domain.texts) > MAX_POINTS:
         return None
-    found: list[Any] = [flag for flag, bit in ((False, FALSE_BIT), (True, TRUE_BIT)) if domain.booleans & bit]
+    points: list[Any] = [
+        flag for flag, bit in ((False, FALSE_BIT), (True, TRUE_BIT)) if domain.booleans & bit
+    ]
     for low, high in (*domain.numbers, *domain.texts):
         if high is None or low[0] != high[0]:
             return None
-        found.append(low[0].encode() if isinstance(low[0], str) else low[0])
-    return tuple(found)
+        points.append(low[0].encode() if isinstance(low[0], str) else low[0])
+    return tuple(points)

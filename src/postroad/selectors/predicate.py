@@ -63,8 +63,8 @@ def _comparison(node: tree.Compare) -> Predicate:
 
 def _negation(inner: Predicate) -> Predicate:
     def negation(attributes: Attributes) -> bool | None:
-        found = inner(attributes)
-        return None if found is None else not found
+        truth = inner(attributes)
+        return None if truth is None else not truth
 
     return negation
 
@@ -73,10 +73,10 @@ def _every(items: list[Predicate]) -> Predicate:
     def every(attributes: Attributes) -> bool | None:
         result: bool | None = True
         for item in items:
-            found = item(attributes)
-            if found is False:
+            truth = item(attributes)
+            if truth is False:
                 return False
-            if found is None:
+            if truth is None:
                 result = None
         return result
 
@@ -87,10 +87,10 @@ def _any(items: list[Predicate]) -> Predicate:
     def some(attributes: Attributes) -> bool | None:
         result: bool | None = False
         for item in items:
-            found = item(attributes)
-            if found:
+            truth = item(attributes)
+            if truth:
                 return True
-            if found is None:
+            if truth is None:
                 result = None
         return result
 

@@ -75,31 +75,31 @@ class Selector:
 
     @property
     def condition(self) -> tree.Condition:
-        found = self._condition
-        if found is None:
-            found = _condition(self.where)
-            object.__setattr__(self, "_condition", found)
-        return found
+        condition = self._condition
+        if condition is None:
+            condition = _condition(self.where)
+            object.__setattr__(self, "_condition", condition)
+        return condition
 
     @property
     def predicate(self) -> Predicate:
         """The condition over attributes, with three truth values."""
-        found = self._predicate
-        if found is None:
-            found = compile_condition(self.condition)
-            object.__setattr__(self, "_predicate", found)
-        return found
+        predicate = self._predicate
+        if predicate is None:
+            predicate = compile_condition(self.condition)
+            object.__setattr__(self, "_predicate", predicate)
+        return predicate
 
     @property
     def boxes(self) -> tuple[Box, ...]:
         """The condition as alternatives of independent constraints on attributes."""
-        found = self._boxes
-        if found is None:
-            found = to_boxes(self.condition)
-            object.__setattr__(self, "_boxes", found)
+        boxes = self._boxes
+        if boxes is None:
+            boxes = to_boxes(self.condition)
+            object.__setattr__(self, "_boxes", boxes)
             # Whoever compares selectors keeps their boxes; nobody needs the tree besides, and it is as large.
             object.__setattr__(self, "_condition", None)
-        return found
+        return boxes
 
     @property
     def cost(self) -> int:

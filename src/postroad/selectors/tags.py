@@ -87,12 +87,12 @@ def fold(bits: int, width: int, to: int) -> int:
 
 def positions(bits: int) -> list[int]:
     """Of the ones, the lowest first."""
-    found: list[int] = []
+    places: list[int] = []
     while bits:
         low = bits & -bits
-        found.append(low.bit_length() - 1)
+        places.append(low.bit_length() - 1)
         bits ^= low
-    return found
+    return places
 
 
 def false_match(mask: Mask, ones: float, width: int = WIDTH) -> float:

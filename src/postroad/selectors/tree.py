@@ -181,11 +181,11 @@ def _ordered(operator: CompareOperator, left: Any, right: Any) -> bool:
 
 def contains(value: Value | None, members: tuple[Constant, ...]) -> bool | None:
     """IN: the disjunction of equalities, so unknown if nothing equals and some member is of another type."""
-    found: bool | None = False
+    truth: bool | None = False
     for member in members:
         equal = compare("=", value, member.value)
         if equal:
             return True
         if equal is None:
-            found = None
-    return found
+            truth = None
+    return truth

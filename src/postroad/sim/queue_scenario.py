@@ -2,7 +2,8 @@
 
 Brokers crash one at a time or all at once, loudly or silently, in the midst of a turn; they are cut off from
 each other, stalled, join late, and lose their disks (as a new broker then, and never more of them than leaves
-a replica). After that everything is healed, and the judge looks at what came of it.
+a replica). Some worlds are two networks that were founded apart and meet. After that everything is healed,
+and the judge looks at what came of it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from postroad.sim.people.queue_users import QueueConsumer, QueueSource
 from postroad.units import MILLISECOND_US, SECOND_US
 
 LOOK_US: Final = 50 * MILLISECOND_US  # between two looks at who is responsible
-SETTLE_US: Final = 90 * SECOND_US
+AFTER_US: Final = 5 * SECOND_US  # for which sources go on once everything is healed
+SETTLE_US: Final = 90 * SECOND_US  # in which everything has arrived and every arc is whole
+POLL_US: Final = 5 * SECOND_US
 LEAST_ELECTORS: Final = 3
+APART_EVERY: Final = 7  # seeds: one of them is a world of two networks that meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +69,11 @@ class QueueScenario:
         self._boots: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self._harming = True
+        self._met = False
         self._addresses = [f"b{at}:7420" for at in range(self._count)]
         self._last = self._count - 1
+        apart = self._count > 1 and seed % APART_EVERY == APART_EVERY // 2
+        self._second = self._count - self._count // 2 if apart else 0
         late = chance.randrange(self._count) if chance.random() < 0.4 else 0
         for at in range(self._count):
             process = self._process(at)
@@ -78,7 +85,7 @@ class QueueScenario:
                 self.world,
                 self.network,
                 f"source{at}",
-                self._addresses,
+                self._addresses_of(at),
                 inboxes=inboxes,
                 pause_us=chance.choice((100, 300, 600)) * MILLISECOND_US,
                 ledger=self.ledger,
@@ -87,11 +94,39 @@ class QueueScenario:
         ]
         self.consumers = [
             QueueConsumer(
-                self.world, self.network, f"{inbox}-{at}", self._addresses, inbox=inbox, ledger=self.ledger
+                self.world,
+                self.network,
+                f"{inbox}-{at}",
+                self._addresses_of(at),
+                inbox=inbox,
+                ledger=self.ledger,
             )
             for inbox in inboxes
             for at in range(chance.choice((1, 1, 2, 3)))
         ]
+
+    # -- two networks that were founded apart; `_second`: the place of the second founder, 0: there is none
+
+    def _addresses_of(self, user: int) -> list[str]:
+        """A user knows brokers of one network, and those that come later."""
+        if not self._second:
+            return self._addresses
+        return self._addresses[: self._second] if user % 2 == 0 else self._addresses[self._second :]
+
+    def _told_of(self, at: int) -> tuple[str, ...]:
+        """The brokers that one is told of when it starts."""
+        if 0 < self._second <= at < self._count and not self._met:
+            return tuple(self._addresses[self._second : at])
+        return tuple(self._addresses[: min(at, self._count)])
+
+    def _meet(self) -> None:
+        """The second founder starts anew, and is told of the first network."""
+        self._met = True
+        self.faults["meeting"] += 1
+        process = self.processes[f"b{self._second}"]
+        if process.running:
+            process.crash(silently=False, style=CrashStyle())
+        self._start(process)
 
     # -- brokers
 
@@ -108,7 +143,7 @@ class QueueScenario:
             identity = Identity(number=number, node=node, name=name, boot=boot, starts=boot)
             config = BrokerConfig(
                 links=LinkSettings(address=process.address),
-                dial=tuple(self._addresses[: min(at, self._count)]),
+                dial=self._told_of(at),
                 queues=self.config,
             )
             draw = self.world.random(f"draws/{name}").randrange
@@ -154,6 +189,8 @@ class QueueScenario:
         self.world.after(LOOK_US, self._look)
         if self._with_faults:
             self.world.after(self._chance.randrange(5 * SECOND_US), self._harm)
+        if self._second:
+            self.world.after(self._chance.randrange(self.seconds * SECOND_US), self._meet)
         self.world.run(EPOCH_US + self.seconds * SECOND_US)
         self._harming = False
         self.network.heal()
@@ -161,10 +198,27 @@ class QueueScenario:
             process.spare()
             process.disk.go_on()
             self._start(process)
-        self.world.run(self.world.now_us + SETTLE_US // 3)
+        self.world.run(self.world.now_us + AFTER_US)
         for source in self.sources:
             source.stopped = True
-        self.world.run(self.world.now_us + 2 * SETTLE_US // 3)
+        self._settle()
+
+    def _settle(self) -> None:
+        """As long as it takes, within a bound; then it must last."""
+        end_us = self.world.now_us + SETTLE_US
+        while self.world.now_us < end_us and not self._is_settled():
+            self.world.run(self.world.now_us + POLL_US)
+        self.world.run(self.world.now_us + POLL_US)
+        self._check_settled()
+
+    def _is_settled(self) -> bool:
+        try:
+            self._check_settled()
+        except Violation:
+            return False
+        return True
+
+    def _check_settled(self) -> None:
         self.ledger.check_all_arrived()
         check_whole(self.brokers(), range(self.config.arcs), self.config.replicas)
 
@@ -249,8 +303,8 @@ class QueueScenario:
             return
         if not self._has_electors():
             return
-        # Never the first: it was told of nobody, and would found once more.
-        name = chance.choice(list(self.processes)[1:])
+        # Never a founder: it was told of nobody, and would found once more.
+        name = chance.choice([name for name in self.processes if name not in ("b0", f"b{self._second}")])
         if not self.processes[name].running:
             return
         self.faults["disk"] += 1

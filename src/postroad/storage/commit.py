@@ -122,7 +122,7 @@ class GroupCommit:
     def begin(self) -> Commit | None:
         """Write the next commit. None: nothing waits."""
         commit = self._next()
-        appends = [one for one in commit.items if isinstance(one, Append)]
+        appends = [item for item in commit.items if isinstance(item, Append)]
         commit.error = self.broken
         if appends and commit.error is None:
             try:
@@ -165,17 +165,19 @@ class GroupCommit:
                 self.volume.marks_saved()
         else:
             self.volume.chops_failed(commit.chops)
-            if any(isinstance(one, Save) for one in commit.items):
+            if any(isinstance(item, Save) for item in commit.items):
                 self._fail()
         if commit.block is not None and commit.error is None:
             self.volume.note_synced(commit.block)  # before anybody is told
-        outcomes = [_failed(one, StorageError("an append or save before it failed")) for one in commit.stale]
-        for one in commit.items:
-            reason = commit.error or (error if isinstance(one, Save) else commit.full)
+        outcomes = [
+            _failed(item, StorageError("an append or save before it failed")) for item in commit.stale
+        ]
+        for item in commit.items:
+            reason = commit.error or (error if isinstance(item, Save) else commit.full)
             if reason is not None:
-                outcomes.append(_failed(one, reason))
+                outcomes.append(_failed(item, reason))
             else:
-                outcomes.append(Appended(tag=one.tag) if isinstance(one, Append) else Saved(tag=one.tag))
+                outcomes.append(Appended(tag=item.tag) if isinstance(item, Append) else Saved(tag=item.tag))
         with self._lock:
             self.commits += 1
             self._outcomes += outcomes
@@ -216,7 +218,9 @@ class GroupCommit:
 
     def _gather(self, commit: Commit) -> None:
         if commit.error is None:
-            commit.changes = [(one.table, list(one.rows)) for one in commit.items if isinstance(one, Save)]
+            commit.changes = [
+                (item.table, list(item.rows)) for item in commit.items if isinstance(item, Save)
+            ]
         commit.chops = self.volume.take_chops()
         if commit.chops:
             commit.changes += self.volume.chop_rows(commit.chops)

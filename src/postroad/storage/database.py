@@ -42,6 +42,7 @@ _FACTS: Final = (
     " checksum INTEGER NOT NULL, PRIMARY KEY (name, key)) STRICT, WITHOUT ROWID"
 )
 
+
 Fact = tuple[bytes, bytes, bytes, int]  # name, key, value, checksum
 BrokerRow = tuple[int, bytes, str, int, int]  # number, node, name, boot, starts
 
@@ -133,9 +134,9 @@ def _stream_key(number: bytes) -> bytes:
 
 
 def _check_pages(database: sqlite3.Connection) -> None:
-    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise _corrupt(" ".join(found.split()))
+    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise _corrupt(" ".join(verdict.split()))
 
 
 def _corrupt(what: str) -> sqlite3.DatabaseError:
@@ -215,8 +216,8 @@ def get_broker(database: sqlite3.Connection, path: Path) -> BrokerRow | None:
         raise StorageError(
             f"cannot read {path}: the row that says who this broker is is damaged; {advice(path)}"
         )
-    found: BrokerRow = row[:5]
-    return found
+    broker: BrokerRow = row[:5]
+    return broker
 
 
 def put_broker(database: sqlite3.Connection, row: BrokerRow) -> None:

@@ -38,6 +38,7 @@ from postroad.storage.database import (
 from postroad.storage.files import BALLAST
 from postroad.storage.segment import parse_name
 from postroad.storage.stamp import read_stamp
+from postroad.storage.twin import heal
 
 DATABASE: Final = "postroad.db"
 LOG_FOLDER: Final = "log"
@@ -77,6 +78,7 @@ class DataFolder:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
+            heal(path / DATABASE, path / LOG_FOLDER)
             if not (path / DATABASE).exists():
                 self._refuse_old_log()
             self.database = self._with_room(lambda: open_database(path / DATABASE))
@@ -144,7 +146,7 @@ class DataFolder:
 
     def _refuse_old_log(self) -> None:
         log = self.path / LOG_FOLDER
-        if log.is_dir() and any(parse_name(one.name) for one in log.iterdir()):
+        if log.is_dir() and any(parse_name(file.name) for file in log.iterdir()):
             raise StorageError(
                 f"{self.path / DATABASE} is lost, and {log} holds a log that belongs to it: put the database"
                 f" back, or give the events up by moving {log} away"

@@ -146,7 +146,7 @@ class LogVolume:
         if self._segments and self._gone is None:
             self._note(self._segments[-1])
         # Places that were told. A torn end was cut off: what is written there later may be damaged again.
-        self._harmed = {(one.file, one.offset) for one in self.recovered.damage if not one.torn}
+        self._harmed = {(damage.file, damage.offset) for damage in self.recovered.damage if not damage.torn}
         shortage = self._hold()
         if shortage:
             self.run_short(shortage)
@@ -163,11 +163,13 @@ class LogVolume:
         missing = missing_mark(found, notes, bool(lost))
         if missing is not None:
             found.damage.append(missing)
-        if notes.synced is not None and any(one.gone and one.file == notes.synced[0] for one in found.damage):
+        if notes.synced is not None and any(
+            damage.gone and damage.file == notes.synced[0] for damage in found.damage
+        ):
             self._gone = notes.synced
         found.damage += missing_files(found, notes)
         self._take_segments(found, notes)
-        for name, last in (found.lasts | {one.stream: one.end for one in lost}).items():
+        for name, last in (found.lasts | {damage.stream: damage.end for damage in lost}).items():
             self._stream(name).last = last
             if notes.lasts.get(name) != last:
                 self._moved[name] = None
@@ -200,13 +202,13 @@ class LogVolume:
         beside = decode_mark(written)
         if written and beside is None:
             _log.warning("the note beside the log is damaged: how far it was synced is known less well")
-        marks = [one for one in (saved, beside) if one is not None]
+        marks = [mark for mark in (saved, beside) if mark is not None]
         return Notes(
             chops=chops,
             lasts=lasts,
             suspects=suspects,
             saved=saved,
-            synced=max(marks, key=lambda one: (number_of(one[0]), one[1]), default=None),
+            synced=max(marks, key=lambda mark: (number_of(mark[0]), mark[1]), default=None),
             full={name.decode(): _parse_file(name, row) for name, row in files.items()},
         )
 
@@ -278,10 +280,10 @@ class LogVolume:
             self.files.note(encode_mark((segment.name, segment.size)))
 
     def _stream(self, name: LogStream) -> Stream:
-        found = self._streams.get(name)
-        if found is None:
-            found = self._streams[name] = Stream()
-        return found
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = Stream()
+        return stream
 
     # -- writing: write, sync (the caller's), publish
 
@@ -294,10 +296,12 @@ class LogVolume:
         """
         self._check_order(appends)
         self.look_for_room()
-        segment = self._writable(sum(len(one.data) + OVERHEAD for one in appends))
-        ordered = sorted(appends, key=lambda one: one.stream)
+        segment = self._writable(sum(len(append.data) + OVERHEAD for append in appends))
+        ordered = sorted(appends, key=lambda append: append.stream)
         parts, rows, size = _pack_all(
-            segment, segment.size, ((one.stream, one.first, one.last, one.data) for one in ordered)
+            segment,
+            segment.size,
+            ((append.stream, append.first, append.last, append.data) for append in ordered),
         )
         try:
             self.files.write(segment.name, segment.size, parts)
@@ -326,14 +330,18 @@ class LogVolume:
 
     def _check_order(self, appends: Sequence[Append]) -> None:
         heads: dict[LogStream, int] = {}
-        for one in appends:
-            stream = self._streams.get(one.stream)
-            head = heads.get(one.stream, stream.last if stream else BEFORE_ALL)
-            if not head <= one.first < one.last or (stream and stream.chopped == MAX_TICK):
-                raise BugError(f"({one.first}, {one.last}] cannot follow {head} in stream {one.stream}")
-            if len(one.data) > MAX_RECORD_BYTES:
-                raise BugError(f"a record of {len(one.data)} bytes, at most {MAX_RECORD_BYTES} are possible")
-            heads[one.stream] = one.last
+        for append in appends:
+            stream = self._streams.get(append.stream)
+            head = heads.get(append.stream, stream.last if stream else BEFORE_ALL)
+            if not head <= append.first < append.last or (stream and stream.chopped == MAX_TICK):
+                raise BugError(
+                    f"({append.first}, {append.last}] cannot follow {head} in stream {append.stream}"
+                )
+            if len(append.data) > MAX_RECORD_BYTES:
+                raise BugError(
+                    f"a record of {len(append.data)} bytes, at most {MAX_RECORD_BYTES} are possible"
+                )
+            heads[append.stream] = append.last
 
     def _writable(self, size: int) -> Segment:
         active = self._segments[-1] if self._segments else None
@@ -405,9 +413,9 @@ class LogVolume:
 
     def chop(self, stream: LogStream, tick: int) -> None:
         with self._lock:
-            found = self._stream(stream)
-            if tick > found.chopped:
-                found.chopped = self._unsaved[stream] = tick
+            known = self._stream(stream)
+            if tick > known.chopped:
+                known.chopped = self._unsaved[stream] = tick
 
     def take_chops(self) -> Chops:
         """What is to be saved with the next commit of metadata; then `chops_saved` or `chops_failed`."""
@@ -484,7 +492,7 @@ class LogVolume:
             if stream is None or max(start, stream.chopped) >= wanted.end:
                 return None
             start = max(start, stream.chopped)
-            at = bisect_right(stream.segments, start, key=lambda one: one.index[name].last)
+            at = bisect_right(stream.segments, start, key=lambda segment: segment.index[name].last)
             if at == len(stream.segments):
                 return None
             index = stream.segments[at].index[name]
@@ -502,22 +510,22 @@ class LogVolume:
             except OSError:
                 self._report(segment, offset, stop - offset)
                 continue
-            found = scan(Buffer(data).read, stop - offset, segment.marker)
-            for begin, beyond in found.damage:
+            scanned = scan(Buffer(data).read, stop - offset, segment.marker)
+            for begin, beyond in scanned.damage:
                 self._report(segment, offset + begin, beyond - begin)
-            wanted = found.of(stream) & (found.headers["last"] > start) & (found.headers["first"] < end)
-            own = found.headers[wanted]
-            columns = (found.offsets[wanted] + HEADER.size, own["length"], own["first"], own["last"])
-            for place, length, first, last in zip(*(one.tolist() for one in columns), strict=True):
+            wanted = scanned.of(stream) & (scanned.headers["last"] > start) & (scanned.headers["first"] < end)
+            own = scanned.headers[wanted]
+            columns = (scanned.offsets[wanted] + HEADER.size, own["length"], own["first"], own["last"])
+            for place, length, first, last in zip(*(column.tolist() for column in columns), strict=True):
                 yield first, last, data[place : place + length]
 
     def _report(self, segment: Segment, offset: int, length: int, *, gone: bool = False) -> None:
         segment.harmed = True
-        found = Damage(file=segment.name, offset=offset, length=length, torn=False, stream=None, gone=gone)
-        told = len(self._harmed) - len(self.recovered.damage)
-        if (found.file, offset) not in self._harmed and told < MAX_DAMAGE_REPORTS:
-            self._harmed.add((found.file, offset))
-            self.damage.append(found)
+        damage = Damage(file=segment.name, offset=offset, length=length, torn=False, stream=None, gone=gone)
+        reported = len(self._harmed) - len(self.recovered.damage)
+        if (damage.file, offset) not in self._harmed and reported < MAX_DAMAGE_REPORTS:
+            self._harmed.add((damage.file, offset))
+            self.damage.append(damage)
 
     # -- reclaiming space
 
@@ -525,8 +533,8 @@ class LogVolume:
         """Remove dead files, rewrite nearly dead ones. False: there was nothing to do."""
         with self._lock:
             dead, self._dead = self._dead, []
-            self._segments = [one for one in self._segments if one not in dead]
-            self._files_changed |= {one.name: None for one in dead}
+            self._segments = [segment for segment in self._segments if segment not in dead]
+            self._files_changed |= {segment.name: None for segment in dead}
         self._remove(dead)
         run = self._thin_run()
         rewritten = bool(run) and self._rewrite(run)
@@ -549,13 +557,15 @@ class LogVolume:
     def _thin_run(self) -> list[Segment]:
         """Neighbouring files worth rewriting as one."""
         with self._lock:
-            sealed = [one for one in self._segments if one.sealed and one.live]
-        for one in sealed:
-            if not one.harmed and one.live_bytes < (1 - DEAD_SHARE) * one.size:
-                return [one]
+            sealed = [segment for segment in self._segments if segment.sealed and segment.live]
+        for segment in sealed:
+            if not segment.harmed and segment.live_bytes < (1 - DEAD_SHARE) * segment.size:
+                return [segment]
         for at in range(len(sealed) - MERGE_FILES + 1):
             run = sealed[at : at + MERGE_FILES]
-            if sum(one.size for one in run) <= self.segment_bytes // 2 and not any(one.harmed for one in run):
+            if sum(segment.size for segment in run) <= self.segment_bytes // 2 and not any(
+                segment.harmed for segment in run
+            ):
                 return run
         return []
 
@@ -564,7 +574,7 @@ class LogVolume:
         new = Segment(run[0].number, self._draw_marker() & MARKER_MASK)
         try:
             parts, rows, new.size = _pack_all(new, 0, self._live_records(run))
-            if any(one.harmed for one in run):
+            if any(segment.harmed for segment in run):
                 return False
             self.files.install(new.name, parts)
         except OSError:
@@ -573,13 +583,13 @@ class LogVolume:
         for name, entry in rows:
             new.add(name, entry)
         with self._lock:
-            for name in {name for one in run for name in one.index}:
+            for name in {name for segment in run for name in segment.index}:
                 self._move(name, run, new)
             at = self._segments.index(run[0])
-            self._segments = [one for one in self._segments if one not in run]
+            self._segments = [segment for segment in self._segments if segment not in run]
             self._segments.insert(at, new)
-            self._dead = [one for one in self._dead if one not in run]
-            self._files_changed |= {one.name: None for one in run} | {new.name: _file_row(new)}
+            self._dead = [segment for segment in self._dead if segment not in run]
+            self._files_changed |= {segment.name: None for segment in run} | {new.name: _file_row(new)}
             if not new.live:
                 self._dead.append(new)
         self._remove(run)
@@ -607,19 +617,19 @@ class LogVolume:
         stream = self._streams.get(name)
         if stream is None:
             return
-        stream.segments = [one for one in stream.segments if one not in run]
+        stream.segments = [segment for segment in stream.segments if segment not in run]
         if name in new.live:
             new.chop(name, stream.saved)  # it may have been chopped further meanwhile
         if name in new.live:
-            at = bisect_right(stream.segments, new.number, key=lambda one: one.number)
+            at = bisect_right(stream.segments, new.number, key=lambda segment: segment.number)
             stream.segments.insert(at, new)
 
     def stats(self) -> dict[str, int]:
         with self._lock:
             return {
                 "log_segments": len(self._segments),
-                "log_bytes": sum(one.size for one in self._segments),
-                "log_live_bytes": sum(one.live_bytes for one in self._segments),
+                "log_bytes": sum(segment.size for segment in self._segments),
+                "log_live_bytes": sum(segment.live_bytes for segment in self._segments),
                 "log_streams": len(self._streams),
                 "log_short": int(self.short),
             }
@@ -692,7 +702,7 @@ def _parse_file(name: bytes, row: bytes) -> FullFile:
         (row[at : at + _KEY.size], row[at + _KEY.size : at + wide])
         for at in range(_SIZE.size, len(row), wide)
     ]
-    return FullFile(_SIZE.unpack_from(row)[0], dict(_row(*one) for one in lasts))
+    return FullFile(_SIZE.unpack_from(row)[0], dict(_row(*last) for last in lasts))
 
 
 def _parse_mark(_key: bytes, mark: bytes) -> Mark:

@@ -41,6 +41,7 @@ from postroad.storage.database import (
 )
 from postroad.storage.files import NoRoom
 from postroad.storage.stamp import Stamp, StampFile
+from postroad.storage.twin import Twin
 
 MAX_DAMAGE_LINES: Final = 100  # damaged rows that are said one by one
 
@@ -66,6 +67,7 @@ class Metadata:
     def __init__(self, path: Path, *, log: Path | None = None) -> None:
         self.path = path
         self._stamp = None if log is None else StampFile(log)
+        self._twin: Twin | None = None
         self._damaged: dict[str, dict[bytes, str]] = {}  # table -> key -> what is wrong with its row
         self._strays: dict[
             tuple[str, bytes], bytes
@@ -81,6 +83,8 @@ class Metadata:
             self._prove()
             self._commits = commits_of(self._database) or 0
             self._broker = get_broker(self._database, path)
+            if log is not None and not self._damaged:  # else its copy is no worse
+                self._twin = Twin(self._database, path)
         except sqlite3.Error as error:
             self._database.close()
             raise unreadable(path, error) from None
@@ -175,12 +179,13 @@ class Metadata:
         database = self._database
         settled = [(OWN_TABLE, key) for key in self.damaged(OWN_TABLE)]
         tables = set(self._tables)
+        saved = [(table, tuple(rows)) for table, rows in changes]
         try:
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 for table, key in settled:
                     self._delete(table, key)
-                for table, rows in changes:
+                for table, rows in saved:
                     for key, value in rows:
                         if key in self._damaged.get(table, ()):
                             settled.append((table, key))
@@ -197,6 +202,8 @@ class Metadata:
             full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             raise (NoRoom if full else StorageError)(f"cannot write {self.path}: {error}") from None
         self._commits += 1
+        if self._twin is not None:
+            self._twin.commit(saved, encode_names(tables), self._commits.to_bytes(8, "big"))
         self._tables, self._saved_tables = tables, tables
         for table, key in settled:
             self._damaged[table].pop(key, None)
@@ -210,6 +217,8 @@ class Metadata:
     def close(self) -> None:
         if self._stamp is not None:
             self._stamp.close()
+        if self._twin is not None:
+            self._twin.close()
         self._database.close()
 
 

@@ -172,7 +172,7 @@ def missing_mark(found: Found, notes: Notes, lost: bool) -> Damage | None:
     is, what streams lost must tell.
     """
     synced = notes.synced
-    if synced is None or any(one.name == synced[0] for one in found.segments):
+    if synced is None or any(segment.name == synced[0] for segment in found.segments):
         return None
     newer = found.segments and found.segments[-1].number > number_of(synced[0])
     return _gone(synced[0], 0, synced[1]) if lost or not newer else None
@@ -193,7 +193,7 @@ def missing_files(found: Found, notes: Notes) -> list[Damage]:
 
 
 def _has(found: Found, stream: LogStream, tick: int) -> bool:
-    indexes = (one.index[stream] for one in found.segments if stream in one.index)
+    indexes = (segment.index[stream] for segment in found.segments if stream in segment.index)
     return any(True for index in indexes for _ in index.stretches(tick - 1, tick))
 
 

@@ -327,19 +327,19 @@ class Segment:
         self.live_bytes = 0
 
     def add(self, stream: LogStream, entry: Entry) -> None:
-        found = self.index.get(stream)
-        if found is None:
-            found = self.index[stream] = StreamIndex()
-        found.add(entry)
+        index = self.index.get(stream)
+        if index is None:
+            index = self.index[stream] = StreamIndex()
+        index.add(entry)
         self.live[stream] = self.live.get(stream, 0) + entry.own_bytes
         self.live_bytes += entry.own_bytes
 
     def chop(self, stream: LogStream, tick: int) -> None:
         """The stream's records up to this tick are dead."""
         self.live_bytes -= self.live.pop(stream)
-        found = self.index[stream]
-        if found.last > tick:
-            self.live[stream] = found.live_bytes(tick)
+        index = self.index[stream]
+        if index.last > tick:
+            self.live[stream] = index.live_bytes(tick)
             self.live_bytes += self.live[stream]
 
 

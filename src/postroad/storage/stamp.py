@@ -34,10 +34,10 @@ class Stamp:
 def read_stamp(folder: Path) -> Stamp | None:
     """None where there is none that can be read."""
     try:
-        found = _TEXT.fullmatch((folder / STAMP).read_bytes())
+        stamp = _TEXT.fullmatch((folder / STAMP).read_bytes())
     except OSError:
         return None
-    return found and Stamp(broker=int(found[1], 16), boot=int(found[2]), commits=int(found[3]))
+    return stamp and Stamp(broker=int(stamp[1], 16), boot=int(stamp[2]), commits=int(stamp[3]))
 
 
 class StampFile:

@@ -14,6 +14,9 @@ per subscription and per connection. When a frame does not fit, the overflow pol
 acts: "disconnect", or "drop". A subscription that drops goes on dropping, one span per pubend, until its
 own frames in the queue are sent; then the spans go out as LOST frames, before anything later. Memory is
 bounded by the buffers and by one span per subscription and pubend.
+
+All queues together have a bound too. Where a frame would pass it, the connections with the longest queues
+pay: what waits for them becomes lost spans, or the connection ends, as their policies say.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
-from postroad.events.batch import EventBatch, empty_frame, frame_ids, frame_pubend
+from postroad.events.batch import EventBatch, empty_frame, frame_ids, frame_pubend, frame_span
 from postroad.ids import is_history, pubend_text
 from postroad.seam.effects import Send
 from postroad.seam.switchboard import Switchboard
@@ -39,6 +42,7 @@ from postroad.wire.frames import Ended, Kind, Subscribe, encode
 
 CONNECTION_BUFFERS: Final = 4  # a connection holds at most this many times `DeliveryConfig.buffer_bytes`
 MAX_PUBENDS: Final = 65_536
+KEPT_SHARE: Final = 0.875  # of the bound for all queues, once the longest have paid: so that they seldom do
 MAX_STATUS_ROWS: Final = 1_000
 _POLICIES: Final = ("drop", "disconnect")
 
@@ -164,9 +168,12 @@ class Delivery:
         "_index",
         "_last_id",
         "_note",
+        "_shortened",
         "_spend",
         "_streams",
         "_subscriptions",
+        "_total_bytes",
+        "_waiting_bytes",
     )
 
     def __init__(
@@ -179,6 +186,8 @@ class Delivery:
         note: Callable[[MessageNote], object] | None = None,
     ) -> None:
         self._buffer_bytes = config.buffer_bytes
+        self._total_bytes = config.half_bytes
+        self._waiting_bytes = 0  # of all `_connections`
         self._note = note
         self._available = available
         self._spend = spend
@@ -188,7 +197,7 @@ class Delivery:
         self._bits = 0  # the bits in use by `_streams`
         self._index = MatchIndex()  # all `_subscriptions`; key and target are the subscription's id
         self._last_id = 0
-        self._delivered = self._dropped = self._frames = self._gaps = self._disconnects = 0
+        self._delivered = self._dropped = self._frames = self._gaps = self._disconnects = self._shortened = 0
         board.metrics(self.metrics)
         board.status("subscriptions", lambda _now_us: self.status()[:MAX_STATUS_ROWS])
 
@@ -267,6 +276,7 @@ class Delivery:
         if subscription.waiting:
             home.queue = deque(item for item in home.queue if item[0] is not subscription)
             home.waiting_bytes -= subscription.waiting_bytes
+            self._waiting_bytes -= subscription.waiting_bytes
         elif subscription.lost:
             home.gapped.remove(subscription)
         home.stalled = bool(home.ended or home.queue or home.gapped)
@@ -280,9 +290,15 @@ class Delivery:
         home = self._connections.pop(connection, None)
         if home is None:
             return []
-        for subscription in home.by_number.values():
+        self._waiting_bytes -= home.waiting_bytes
+        ended = list(home.by_number.values())
+        for subscription in ended:
             self._forget(subscription)
-        return [subscription.id for subscription in home.by_number.values()]
+        # It and its subscriptions name each other: what waits must not last until a cycle is collected.
+        home.by_number.clear()
+        home.queue.clear()
+        home.gapped.clear()
+        return [subscription.id for subscription in ended]
 
     def _forget(self, subscription: _Subscription) -> None:
         del self._subscriptions[subscription.id]
@@ -434,9 +450,12 @@ class Delivery:
                 connection.stalled = True
                 subscription.waiting += 1
                 subscription.waiting_bytes += size
+                self._waiting_bytes += size
+                if self._waiting_bytes > self._total_bytes:
+                    self._shorten(turn)
                 return
             if subscription.disconnect:
-                self._disconnect(turn, subscription)
+                self._disconnect(turn, subscription, f"fell more than {subscription.limit} bytes behind")
                 return
             if not subscription.waiting:
                 connection.gapped.append(subscription)
@@ -446,19 +465,53 @@ class Delivery:
         subscription.dropped += cut.count
         self._dropped += cut.count
 
-    def _disconnect(self, turn: Turn, subscription: _Subscription) -> None:
+    def _shorten(self, turn: Turn) -> None:
+        """All queues together are too long: the longest ones pay."""
+        self._shortened += 1
+        kept = int(self._total_bytes * KEPT_SHARE)
+        for connection in sorted(self._connections.values(), key=lambda home: -home.waiting_bytes):
+            if self._waiting_bytes <= kept:
+                return
+            strict = next((item for item in connection.by_number.values() if item.disconnect), None)
+            if strict is None:
+                self._drop_queue(connection)
+            else:
+                why = f"is too far behind for the {self._total_bytes} bytes that all subscriptions share"
+                self._disconnect(turn, strict, why)
+
+    def _drop_queue(self, connection: _Connection) -> None:
+        """What waits becomes one lost span per subscription and pubend."""
+        spans: dict[_Subscription, dict[int, tuple[int, int]]] = {}
+        for subscription, frame, count in connection.queue:
+            pubend, (start, end) = frame_pubend(frame), frame_span(frame)
+            lost = spans.setdefault(subscription, {})
+            lost[pubend] = (lost.get(pubend, (start, end))[0], end)
+            subscription.dropped += count
+            self._dropped += count
+        for subscription, lost in spans.items():
+            # What it lost before this came after what waited.
+            for pubend, (start, end) in subscription.lost.items():
+                lost[pubend] = (lost.get(pubend, (start, end))[0], end)
+            subscription.lost = lost
+            subscription.waiting = subscription.waiting_bytes = 0
+            connection.gapped.append(subscription)
+        self._clear_queue(connection)
+
+    def _clear_queue(self, connection: _Connection) -> None:
+        connection.queue.clear()
+        self._waiting_bytes -= connection.waiting_bytes
+        connection.waiting_bytes = 0
+
+    def _disconnect(self, turn: Turn, subscription: _Subscription, why: str) -> None:
         connection = subscription.connection
-        error = SlowConsumerError(
-            f"subscription {subscription.number} fell more than {subscription.limit} bytes behind"
-        )
+        error = SlowConsumerError(f"subscription {subscription.number} {why}")
         ended = Ended(number=subscription.number, code=error.code, reason=str(error))
         turn.send(connection.number, encode(ended))
         turn.close(connection.number, error)
         turn.note("warning", f"closed a slow consumer, {subscription.name}: {error}")
         connection.ended = connection.stalled = True
-        connection.queue.clear()
+        self._clear_queue(connection)
         connection.gapped.clear()
-        connection.waiting_bytes = 0
         for other in connection.by_number.values():
             other.waiting = other.waiting_bytes = 0
             other.lost = {}
@@ -480,6 +533,7 @@ class Delivery:
             elif home.queue:
                 subscription, frame, count = home.queue.popleft()
                 home.waiting_bytes -= len(frame)
+                self._waiting_bytes -= len(frame)
                 subscription.waiting -= 1
                 subscription.waiting_bytes -= len(frame)
                 self._send(turn, subscription, frame, count)
@@ -532,7 +586,8 @@ class Delivery:
             "dropped_deliveries_total": self._dropped,
             "delivery_gaps_total": self._gaps,
             "slow_consumer_disconnects_total": self._disconnects,
-            "delivery_buffered_bytes": sum(home.waiting_bytes for home in self._connections.values()),
+            "delivery_buffered_bytes": self._waiting_bytes,
+            "delivery_shortened_total": self._shortened,
             "stalled_connections": sum(home.stalled for home in self._connections.values()),
         }
 
@@ -545,6 +600,9 @@ class Delivery:
             raise BugError("connections do not hold exactly the subscriptions")
         for home in self._connections.values():
             self._check_connection(home)
+        waiting_bytes = sum(home.waiting_bytes for home in self._connections.values())
+        if not waiting_bytes == self._waiting_bytes <= self._total_bytes:
+            raise BugError(f"{waiting_bytes} bytes wait, not {self._waiting_bytes} of {self._total_bytes}")
         bits = 0
         for pubend, stream in self._streams.items():
             if bits & stream.bit:

@@ -68,7 +68,9 @@ from postroad.wire.frames import Attach, Detach, Kind, Nack, Request, Silence, S
 _MAX_U32: Final = (1 << 32) - 1
 ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
-COUNTERS: Final = ("nacks_received_total", "nacks_sent_total", "lost_spans_total")
+MAX_AHEAD_US: Final = 86_400 * SECOND_US  # a tick that is further ahead of our clock is not believed
+COMPLAIN_US: Final = 60 * SECOND_US  # between two complaints of such ticks
+COUNTERS: Final = ("nacks_received_total", "nacks_sent_total", "lost_spans_total", "ticks_ahead_total")
 DELIVERY_DELAY: Final = "From an event's tick, when its broker took it, to local delivery here."
 
 
@@ -152,6 +154,7 @@ class Routing:
         self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
         # Streams heard of in this turn -> where to look for gaps from: one nack for all frames of a turn.
         self._to_look_at: dict[int, int] = {}
+        self._complain_at = 0  # no earlier complaint of a tick that is ahead
         self._counters = dict.fromkeys(COUNTERS, 0)
         self.delays = {True: _delays("plain"), False: _delays("durable")}  # by whether it is volatile
         self._silences = Silences(
@@ -513,7 +516,7 @@ class Routing:
                 raise PeerError(f"attach to broker {origin:08x} names pubend {pubend:x}, which is another's")
             if not 0 <= tick <= MAX_TICK:
                 raise PeerError(f"attach names tick {tick}; a tick is between 0 and {MAX_TICK}")
-            if pubend in self._streams:
+            if pubend in self._streams or self._is_ahead(turn, pubend, tick):
                 continue
             if origin == self._me and is_volatile(pubend):
                 self._answer_for_the_dead(turn, neighbour, pubend, tick)
@@ -554,7 +557,9 @@ class Routing:
             first = min(message.spans)[0]
             if message.pubend >> 32 == self._me and is_volatile(message.pubend):
                 self._answer_for_the_dead(turn, neighbour, message.pubend, first)
-            elif message.pubend >> 32 in neighbour.attached:
+            elif message.pubend >> 32 in neighbour.attached and not self._is_ahead(
+                turn, message.pubend, first
+            ):
                 self._adopt(turn, message.pubend, first)
         self._pull_needed(turn, peer, message.need)
 
@@ -608,6 +613,10 @@ class Routing:
         origin = pubend >> 32
         if origin == self._me:
             raise PeerError(f"knowledge of pubend {pubend_text(pubend)}, which is this broker's own")
+        # A plain stream may be over; a durable one goes on for ever.
+        is_end = segment.end == MAX_TICK and (segment.lost or segment.start == MAX_TICK)
+        if not (is_end and is_volatile(pubend)) and self._is_ahead(turn, pubend, segment.end):
+            return
         self._hear_parent(sender.number, pubend)
         if stream is None:
             if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
@@ -617,6 +626,7 @@ class Routing:
             stream.announce(segment.end)
             if segment.start == segment.end:
                 return  # what is up to there follows
+        stream.answered((segment.start, segment.end))
         news = self._table.accumulate(stream, segment)
         top, stream.top = stream.top, max(stream.top, segment.end)
         for part in news:
@@ -630,6 +640,18 @@ class Routing:
         after = top if looked else 0
         self._to_look_at[pubend] = min(after, self._to_look_at.get(pubend, after))
         self._table.evict()
+
+    def _is_ahead(self, turn: Turn, pubend: int, tick: int) -> bool:
+        """Whether the tick is so far ahead that it is nobody's. Ticks are times: whoever believed one of them
+        would take all that comes before it for known, for good and across restarts. It stays unknown."""
+        if tick <= turn.now_us + MAX_AHEAD_US:
+            return False
+        self._counters["ticks_ahead_total"] += 1
+        if turn.now_us >= self._complain_at:
+            self._complain_at = turn.now_us + COMPLAIN_US
+            ahead_s, name = (tick - turn.now_us) // SECOND_US, pubend_text(pubend)
+            turn.note("warning", f"a tick of pubend {name} is {ahead_s} s ahead: it, or our clock, is wrong")
+        return True
 
     def _pass_on(self, turn: Turn, sender: Neighbour, stream: Stream, part: Segment) -> None:
         """News of a stream, to the other neighbours that are fed it or asked for it."""

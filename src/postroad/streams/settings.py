@@ -23,3 +23,9 @@ class DeliveryConfig:
     """Local subscribers."""
 
     buffer_bytes: int = 8 * MIB  # kept for a subscriber without credit before its overflow policy acts
+    # Kept for all peers that do not read, together: half of it here for subscribers, half in their sockets.
+    total_bytes: int = 256 * MIB
+
+    @property
+    def half_bytes(self) -> int:
+        return self.total_bytes // 2

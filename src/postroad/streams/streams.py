@@ -241,6 +241,12 @@ class Stream:
                 spans = subtract(spans, asked.spans)
         return spans[:MAX_NACK_SPANS]
 
+    def answered(self, span: Span) -> None:
+        """What came is no longer asked for: whoever could not keep it may ask again at once."""
+        for asked in self.asked:
+            asked.spans = subtract(asked.spans, [span])
+        self.asked = [asked for asked in self.asked if asked.spans]
+
     def check(self) -> None:
         self.knowledge.check()
         if self.pubend is not None:

@@ -12,9 +12,8 @@ from typing import Final
 
 from postroad.errors import UsageError
 from postroad.tracking.bloom import Shape, filter_for, filter_rate
-from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
+from postroad.units import DAY_US, GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 
-DAY_US: Final = 86_400 * SECOND_US
 GATHER_US: Final = 100 * MILLISECOND_US  # ids are collected for this long before they go into filters
 PUT_OFF_US: Final = 50 * MILLISECOND_US  # what to keep waits at most so long for a turn without messages
 MAX_PART_BYTES: Final = 16 * MIB  # of the exact log; a part that is stored has less than twice as much

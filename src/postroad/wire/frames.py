@@ -411,7 +411,7 @@ class Direct(Message, frozen=True, kw_only=True):
     body: bytes
 
 
-class Posting(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class Posting(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """One message to one application."""
 
     inbox: str
@@ -474,7 +474,7 @@ class Receiving(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class QueueMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class QueueMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """A message as a consumer gets it; `key` names it in a SETTLE."""
 
     key: bytes

@@ -94,7 +94,7 @@ def test_the_lag_is_the_number_of_events_not_acknowledged(seed: int) -> None:
                 limits.enter_context(patch.multiple(module, **values))
             limits.enter_context(patch.multiple(cursor, MAX_PARTS=2, MAX_UNACKED=1_000))
             limits.enter_context(patch.multiple(filtering, MAX_PENDING_BYTES=MIB))  # no hole
-        world = World(random, RetentionPolicy(grace_us=0), clients)
+        world = World(random, RetentionPolicy(keep_us=0), clients)
         for client in clients[::2]:
             world.connect(client)
         compared = 0

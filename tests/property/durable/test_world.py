@@ -98,14 +98,14 @@ def judge(world: World, *, early: bool) -> None:
         assert client.number not in world.host._pubends[7 << 32].catchups
 
 
-EARLY = RetentionPolicy(grace_us=0, max_retain_us=SECOND_US, max_bytes=2_000)
+EARLY = RetentionPolicy(keep_us=0, max_retain_us=SECOND_US, max_bytes=2_000)
 
 
 @settings(max_examples=130, deadline=None)
 @given(st.integers(0, 2**32))
 def test_exactly_once_in_order_without_gaps(seed: int) -> None:
     """D12: whatever crashes, fails, is lost or slow, each subscriber has every event once and in order."""
-    judge(run(seed, RetentionPolicy(grace_us=0), 90), early=False)
+    judge(run(seed, RetentionPolicy(keep_us=0), 90), early=False)
 
 
 @settings(max_examples=70, deadline=None)

@@ -68,6 +68,10 @@ WORLDS: dict[str, World] = {
         orders={A: (A, C, B), B: (B, C, A)}, ticks=(A, B), eager=TAKE_OVER, epochs=FIRST + 1, rounds=1,
         messages=0, crashes=1, restarts=1, fragile=(C,),
     ),
+    "one is away, comes back and catches up": World(
+        orders={A: (A, C, B), B: (B, A, C)}, ticks=(A, B), eager=AGREEMENT, epochs=FIRST + 2, rounds=3,
+        messages=2, crashes=1, restarts=1, tail_bytes=1_000,
+    ),
     "everything in any order": World(orders={B: (B, C, A)}, ticks=(B,), epochs=FIRST + 1, rounds=2),
 }  # fmt: skip
 BOUNDED = 20_000  # states of each world in `make test`
@@ -153,7 +157,7 @@ class InstallsTwice(Arc):
 
     def _install(self, view: View, leader: Node | None, state: bytes | None, *, whole: bool) -> None:
         super()._install(view, leader, state, whole=whole)
-        self.incoming = Incoming(view.chain, view.epoch, b"")
+        self.incoming = Incoming(view.chain, view.epoch, None, b"")
 
 
 class GoesOnAfterARestart(Arc):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from postroad.queues.inbox import (
     Accept,
+    AcceptEach,
     Inboxes,
     Join,
     Leave,
@@ -258,3 +259,49 @@ def test_inboxes_do_what_plain_lists_do_and_an_installed_replica_goes_on_alike(
         inboxes.check()
         for consumer in CONSUMERS:
             assert inboxes.ready("inbox", consumer, now_us, 100) == twin.ready(consumer, now_us)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Operation]:
+    """Messages of few sources in mostly rising order, and accepts of what came in."""
+    made: list[Operation] = [FIRST]
+    lasts = dict.fromkeys([(chain, source) for chain in CHAINS for source in SOURCES], 0)
+    for _ in range(draw(st.integers(1, 6))):
+        messages: list[Message] = []
+        chain, source = draw(chains), draw(st.sampled_from(SOURCES))
+        for _ in range(draw(st.integers(1, 6))):
+            if draw(st.integers(0, 4)) == 0:
+                chain, source = draw(chains), draw(st.sampled_from(SOURCES))
+            before = lasts[chain, source]
+            number = max(1, before + draw(st.sampled_from((1, 1, 1, 1, 2, 0))))
+            after = draw(st.sampled_from((0, before, before, number - 1)))
+            ordered, priority = draw(st.integers(0, 5)) > 0, draw(st.sampled_from((4, 4, 4, 2)))
+            lasts[chain, source] = max(before, number)
+            number = number if ordered else number + 1_000
+            messages.append(
+                Message(*("inbox", chain, source, number, ordered, b"."), min(after, number - 1), priority)
+            )
+        made.append(Put(tuple(messages), 0, together=False))
+        chosen = draw(st.lists(st.sampled_from(messages), max_size=4)) + messages[: draw(st.integers(0, 5))]
+        accepted = tuple((each.chain, each.source, each.id) for each in chosen)
+        if accepted:
+            made.append(AcceptEach("inbox", accepted, draw(consumers), 0))
+    return made
+
+
+@settings(max_examples=300)
+@given(batches())
+def test_a_batch_does_what_its_messages_do_one_by_one(history: list[Operation]) -> None:
+    together, alone = Inboxes(LIMITS), Inboxes(LIMITS)
+    for operation in history:
+        (answer,) = together.apply(encode(operation))
+        if isinstance(operation, Put):
+            singles: list[Operation] = [replace(operation, messages=(each,)) for each in operation.messages]
+        elif isinstance(operation, AcceptEach):
+            singles = [Accept("inbox", key, operation.consumer, 0) for key in operation.keys]
+        else:
+            singles = [operation]
+        outcomes = [each.each[0] if each.each else each for each in alone.apply(encode(*singles))]
+        assert list(answer.each or (answer,) * len(singles)) == outcomes
+        assert together.snapshot() == alone.snapshot()
+        together.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ def check_stable(ring: Ring, keys: int, *, hops: bool = True) -> None:
     for name in names:
         node = ring.nodes[name]
         node.check()
-        assert node.joining is None
+        assert not node.joining
         near = ring.truth(name, 4)
         assert node.closest(name, 4) == near
         assert set(node.peers) <= set(names), "somebody relies on a node that is gone"
@@ -100,6 +101,25 @@ def test_a_quarter_of_a_ring_dies_at_once_and_the_rest_finds_itself() -> None:
     for name, node in ring.nodes.items():
         assert node.closest(name, 9) == ring.truth(name, 9)
     ring.run(40)  # everybody has been probed once
+    check_stable(ring, keys=300)
+
+
+def test_two_sides_of_a_cut_that_links_survived_become_one_ring_again() -> None:
+    """Found by simulator seed 135: both sides had forgotten each other, and nobody told them."""
+    ring = grown(48)
+    names = sorted(ring.nodes, key=lambda name: name[::-1])
+    for near, far in pairwise(names):
+        ring.nodes[near].join(far, ring.now_us)
+    ring.run(2)
+    side = set(names[:20])
+    ring.is_cut = lambda sender, to: (sender in side) != (to in side)
+    ring.run(40)
+    assert all(set(ring.nodes[name].closest(name, 17)) <= side for name in side)
+    ring.is_cut = lambda _sender, _to: False
+    ring.run(STABLE_S)
+    for name, node in ring.nodes.items():
+        assert node.closest(name, 9) == ring.truth(name, 9)
+    ring.run(40)
     check_stable(ring, keys=300)
 
 

@@ -20,6 +20,7 @@ from postroad.wire.frames import DEFAULT_LIMITS, Ended, Kind, Subscribe, decode,
 PUBENDS = (1 << 32, 2 << 32, 2 << 32 | 5)
 CONNECTIONS = (1, 2, 3)
 BUFFER_BYTES = 600
+TOTAL_BYTES = 2 * 1000  # half of it is for the queues
 PLENTY = 1 << 30
 TOPICS = ("a", "a/b", "c")
 PATTERNS = ("", "#", "a/#", "a", "c", "+/b")
@@ -92,7 +93,7 @@ class Delivering(RuleBasedStateMachine):
         self.turns = Turns()
         self.core = Delivery(
             self.turns.board,
-            config=DeliveryConfig(buffer_bytes=BUFFER_BYTES),
+            config=DeliveryConfig(buffer_bytes=BUFFER_BYTES, total_bytes=TOTAL_BYTES),
             available=self.credit.__getitem__,
             spend=self.spend,
         )

@@ -18,9 +18,9 @@ from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.attachment_log import change_extents
 from postroad.tracking.query.messages import TraceItem, TraceQuestion
 from postroad.tracking.record import PREFIX_BYTES, record_extent
-from postroad.tracking.settings import DAY_US, TrackingConfig
+from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
-from postroad.units import SECOND_US
+from postroad.units import DAY_US, SECOND_US
 
 ME = 1
 LIVES = (("died", 30), ("stopped", 30), ("died", 40), ("", 40))  # how a process ends, after how many seconds

@@ -14,6 +14,7 @@ from tests.worlds.turns import Turns, peer
 
 from postroad.durable.publisher import release
 from postroad.durable.publisher.release import TABLE, ReleaseRoot, Report, RetentionPolicy, read_owner
+from postroad.durable.settings import DurableConfig
 from postroad.durable.subscriber import hosting
 from postroad.durable.subscriber.filtering import filtering_stream
 from postroad.errors import UnavailableError
@@ -98,6 +99,47 @@ def test_what_nobody_needs_goes_after_a_while() -> None:
     assert reader.got() == ["a"], "kept for replay"
     reader.ack()
     net.wait(10)
+    assert chopped(net) == last_tick(net)
+
+
+def test_by_default_events_stay_for_a_week_whoever_has_acknowledged_them() -> None:
+    """As users of Kafka and JetStream expect: who comes later reads the past."""
+    net = DurableNet(2, [(0, 1)], keep_us=DurableConfig().keep_us)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    reader.ack()
+    net.wait(600)
+    later = Reader(net, 1)
+    later.begin("later", since_us=net.now_us - 900 * SECOND_US)
+    net.wait(2)
+    assert (later.got(), chopped(net)) == (["a"], 0)
+
+
+def test_what_nobody_needs_goes_earlier_where_it_is_more_than_may_be_kept() -> None:
+    size = 100_000
+    net = DurableNet(2, [(0, 1)], keep_us=3_600 * SECOND_US, keep_bytes=8 * size)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s")
+    for number in range(24):
+        publisher.send(publisher.durable("t", f"{number}" + " " * size))
+        net.wait(1)
+    net.wait(30)
+    assert chopped(net) == 0, "the subscriber has not acknowledged them"
+    reader.ack()
+    net.wait(30)
+    assert 7 <= net.disks[0].kept(P) <= 9
+
+
+def test_what_is_older_than_max_age_goes_although_it_would_be_kept_longer() -> None:
+    net = DurableNet(2, [(0, 1)], keep_us=3_600 * SECOND_US, max_age_us=20 * SECOND_US)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(15)
+    assert chopped(net) == 0
+    net.wait(15)
     assert chopped(net) == last_tick(net)
 
 
@@ -355,7 +397,7 @@ class Root:
 
     def begin(self) -> None:
         self.turns = Turns({TABLE: self.rows})
-        self.root = ReleaseRoot(P, RetentionPolicy(grace_us=0), now_us=0)
+        self.root = ReleaseRoot(P, RetentionPolicy(keep_us=0), now_us=0)
         self.root.recover(self.turns.board.table(TABLE, read_owner))
 
     def report(self, owner: int, released: int, *, serial: int = 1, ended: bool = False) -> bool:

@@ -314,7 +314,7 @@ def report(owner: int, serial: int, released: int, delivered: int, **rest: bool)
 
 
 def root(**policy: int) -> ReleaseRoot:
-    return ReleaseRoot(P, RetentionPolicy(**{"grace_us": 0, **policy}), now_us=0)
+    return ReleaseRoot(P, RetentionPolicy(**{"keep_us": 0, **policy}), now_us=0)
 
 
 def test_the_policy_of_section_3() -> None:
@@ -331,7 +331,7 @@ def test_the_policy_of_section_3() -> None:
 def test_ticks_ahead_of_the_clock_grow_old_all_the_same() -> None:
     """The clock was an hour ahead, and was put right: ticks go on from where they were."""
     hour = 3_600_000_000
-    held = root(grace_us=1000, max_retain_us=100_000)
+    held = root(keep_us=1000, max_retain_us=100_000)
     held.report(report(1, 1, hour + 70, hour + 80))
     floors = [held.floor(now_us, hour + now_us // 1000, lambda _: 0) for now_us in range(0, 200_001, 100)]
     assert floors[10] <= hour, "young"
@@ -351,7 +351,7 @@ def test_early_release_by_size_stops_at_latest_delivered() -> None:
 
 
 def test_nobody_and_the_young_and_a_fresh_process() -> None:
-    held = root(grace_us=100)
+    held = root(keep_us=100)
     assert held.floor(99, 99, lambda _: 0) == 0, "owners have time to report after a restart"
     assert held.floor(500, 500, lambda _: 0) == 400
     assert held.floor(5000, 1000, lambda _: 0) == 1000, "nobody needs anything"

@@ -7,7 +7,8 @@ in test_inbox_cases.py.
 from __future__ import annotations
 
 import pytest
-from tests.worlds.arcs import PATIENT, A, B, C, D, Ledger, Network, Station, keep_all, pair
+from msgspec.structs import replace
+from tests.worlds.arcs import PATIENT, TIMED, A, B, C, D, Ledger, Network, Station, keep_all, pair
 
 from postroad.errors import PeerError, UsageError
 from postroad.queues.messages import (
@@ -17,15 +18,20 @@ from postroad.queues.messages import (
     Ack,
     Base,
     Chain,
+    Entry,
     Fetch,
     Installed,
     Know,
     Load,
+    Mark,
     Message,
     Node,
     Offer,
+    Piece,
+    Place,
     Prepare,
     Promise,
+    Record,
     Refused,
     Seal,
     Stalled,
@@ -337,6 +343,31 @@ def test_a_chain_is_taken_in_once_though_its_brokers_say_twice_that_it_is_closed
     assert network.view(B).replicas == (A, B)
 
 
+def test_a_chain_is_left_only_when_every_replica_of_the_other_has_its_state() -> None:
+    """Found by simulator seed 10: a responsible broker that was cut off took a chain in on its own, said so
+    when it was asked again, and what the chain's brokers had was deleted."""
+    network = Network((A, B, C))
+    network.do(A, lambda arc: arc.found(0))
+    network.candidates((A, B), A)
+    network.run()
+    network.do(C, lambda arc: arc.found(0))
+    network.write(C, b"p7@1")
+    network.cut = {(A, B), (B, A)}
+    network.candidates((A, B, C), C)
+    network.deliver(A, C, Know(network.view(A)))
+    network.settle()
+    network.run(seconds=3)
+    assert network.view(C).stage == CLOSED
+    assert network[A].ledger.trail == (b"p7@1",), "it is taken in, and B does not have it"
+    network.deliver(C, A, Know(network.view(C)))
+    network.settle()
+    assert network[C].ledger.trail == (b"p7@1",)
+    network.cut = set()
+    network.run()
+    assert network[B].ledger.trail == (b"p7@1",)
+    assert network.view(C).chain == Chain(0, A, A)
+
+
 def test_a_straggler_of_a_chain_that_was_taken_in_is_told_to_leave_it() -> None:
     network = Network((A, B, C, D, E))
     network.do(A, lambda arc: arc.found(0))
@@ -352,6 +383,23 @@ def test_a_straggler_of_a_chain_that_was_taken_in_is_told_to_leave_it() -> None:
     network.run()
     assert network.view(E) == network.view(A)
     assert len(network.serving()) == 1
+
+
+def test_a_broker_that_is_no_elector_leaves_a_chain_that_was_taken_in() -> None:
+    """Found by simulator seed 52: it asked who is responsible, was told, and did not believe it for good."""
+    network = Network((A, C, D))
+    for founder in (A, C):
+        network.do(founder, lambda arc: arc.found(0))
+    network.deliver(C, D, Know(network.view(C)))
+    network.away = {D}
+    network.candidates((A, C), A, C)
+    network.run()
+    assert network.view(C).chain == Chain(0, A, A)
+    network.away = set()
+    assert network.view(D).chain == Chain(0, C, C)
+    network.deliver(A, D, Know(network.view(A)))
+    network.run()
+    assert network.view(D) == network.view(A)
 
 
 def test_writes_are_applied_in_order_once_and_gaps_are_sent_again() -> None:
@@ -371,6 +419,133 @@ def test_writes_are_applied_in_order_once_and_gaps_are_sent_again() -> None:
     assert network.kept(A) == [b"p1@2", b"p2@2"]
     network.deliver(A, B, lost[0])
     assert network[B].ledger.trail == (b"p1@2", b"p2@2")
+
+
+def loads(network: Network, to: Node) -> list[Place | None]:
+    """What came to that broker of a state: copies (None), or records since a place."""
+    return [
+        message.since for _, at, message in network.seen if at == to and isinstance(message, Load | Piece)
+    ]
+
+
+def test_a_replica_that_was_away_is_sent_what_it_missed_and_no_copy() -> None:
+    network = pair()
+    network.write(A, b"p1@2")
+    network.away = {B}
+    network.candidates((A, C), A, C)
+    network.run(seconds=3)
+    assert network.view(A).replicas == (A, C)
+    for number in range(2, 6):
+        network.write(A, b"p%d@3" % number)
+    network.away = set()
+    network.seen.clear()
+    network.candidates((A, B, C))
+    network.run()
+    assert network.serving() == [A]
+    assert loads(network, B) == [(2, 1)]
+    network.write(A, b"p6@4")
+    assert network[B].ledger.trail == network[A].ledger.trail
+    assert len(network[B].ledger.trail) == 6
+    network.crash(B)
+    network.restart(B)
+    assert network[B].ledger.trail == network[A].ledger.trail, "its log has what it caught up with"
+
+
+def test_a_responsible_broker_that_was_started_anew_reads_only_what_it_missed() -> None:
+    network = pair()
+    network.write(A, b"p1@2")
+    network.crash(A)
+    network.candidates((B, C), B, C)
+    network.run(seconds=3)
+    network.write(B, b"p2@3")
+    network.restart(A)
+    network.seen.clear()
+    network.candidates((A, B, C))
+    network.run()
+    assert network.serving() == [A]
+    assert loads(network, A) == [(2, 1)]
+    assert network[A].ledger.trail == network[B].ledger.trail == (b"p1@2", b"p2@3")
+
+
+def test_a_write_that_was_never_kept_is_not_caught_up_from() -> None:
+    network = pair()
+    network.write(A, b"p1@2")
+    network.drop = lambda _, message: isinstance(message, Write)
+    network.write(A, b"p2@2")
+    network.drop = keep_all
+    network.crash(A, lost="nothing")
+    network.candidates((B, C), B, C)
+    network.run(seconds=3)
+    network.write(B, b"p3@3")
+    network.restart(A)
+    assert network[A].ledger.trail == (b"p1@2", b"p2@2")
+    network.seen.clear()
+    network.candidates((A, B, C))
+    network.run()
+    assert loads(network, A) == [None]
+    assert network[A].ledger.trail == (b"p1@2", b"p3@3")
+
+
+def test_what_the_tail_has_no_more_is_copied() -> None:
+    network = pair(replace(TIMED, tail_bytes=200))
+    network.write(A, b"p1@2")
+    network.away = {B}
+    network.candidates((A, C), A, C)
+    network.run(seconds=3)
+    for number in range(2, 9):
+        network.write(A, b"p%d@3" % number)
+    network.away = set()
+    network.seen.clear()
+    network.candidates((A, B, C))
+    network.run()
+    assert loads(network, B) == [None]
+    assert network[B].ledger.trail == network[A].ledger.trail
+
+
+def test_who_left_the_replicas_keeps_its_state_for_a_while_and_not_beyond_a_restart() -> None:
+    network = wide((A, B, C, D, E))
+    network.write(A, b"p1@2")
+    network.candidates((C, D, A, B, E))
+    network.run(seconds=2)
+    assert network.serving() == [C]
+    assert network[A].core.chain is not None
+    network.crash(A)
+    network.restart(A)
+    assert network[A].ledger.trail == (b"p1@2",)
+    network.run(seconds=0)
+    assert network[A].core.chain is None
+    assert network[B].core.chain is not None
+    network.run(seconds=5)
+    assert network[B].core.chain is None
+    assert network[A].log == network[B].log == ()
+
+
+def test_records_that_do_not_lead_from_what_is_held_are_refused() -> None:
+    network = pair()
+    network.write(A, b"p1@2")
+    network.write(A, b"p2@2")
+    network.drop = lambda _, message: isinstance(message, Offer | Load)
+    network.crash(B)
+    network.restart(B)
+    network.run(seconds=1)
+    view = network.view(B)
+    assert (view.responsible, view.stage, network[B].core.applied) == (A, NEW, 2)
+    network.deliver(A, B, Offer(view, None))
+    chain = view.chain
+    wrong: tuple[tuple[Place, tuple[Record, ...]], ...] = (
+        ((2, 2), (Entry(4, b"p4@2", None),)),
+        ((2, 2), (Entry(3, b"p3@2", None), Entry(5, b"p5@2", None))),
+        ((2, 2), (Mark(chain, 3, 0, True, b"x"),)),
+        ((2, 2), (Mark(chain, 1, 0, True, None),)),
+    )
+    data = encode((Entry(2, b"p2@2", None),))
+    network.deliver(A, B, Load(view, True, 0, len(data), data, (2, 1)))
+    assert network[B].ledger.trail == (b"p1@2", b"p2@2"), "B held that place before, and asks anew"
+    for since, records in wrong:
+        data = encode(records)
+        with pytest.raises(PeerError, match="does not follow"):
+            network.deliver(A, B, Load(view, True, 0, len(data), data, since))
+        assert network[B].ledger.trail == (b"p1@2", b"p2@2")
 
 
 def test_a_duplicate_is_not_acknowledged_before_the_log_has_the_write() -> None:

@@ -8,7 +8,6 @@ from postroad.errors import PeerError, UsageError
 from postroad.ring.pastry import (
     MAX_SHARED,
     Alive,
-    Announce,
     Changed,
     Join,
     Leaving,
@@ -76,45 +75,49 @@ def test_of_two_nodes_for_a_place_in_the_table_the_nearer_one_is_kept() -> None:
     hear(pastry, at("7f"), at("81"))
     hear(pastry, at("31"), delay_us=9_000)
     hear(pastry, at("35"), delay_us=2_000)
-    assert pastry.table[0, 3, 0] == at("31"), "it has a place, and a delay is not known before that"
-    pastry.failed(at("31"), SECOND)
-    hear(pastry, at("35"), delay_us=2_000)
     assert pastry.table[0, 3, 0] == at("35")
+    hear(pastry, at("31"), delay_us=9_000)
+    assert pastry.table[0, 3, 0] == at("35")
+    pastry.failed(at("35"), SECOND)
+    hear(pastry, at("31"), delay_us=9_000)
+    assert pastry.table[0, 3, 0] == at("31")
     pastry.check()
 
 
 def test_a_request_to_join_is_shared_on_the_way_and_ends_at_the_closest() -> None:
     pastry = alone("80", leaves=2)
     hear(pastry, at("7f"), at("81"), at("31"))
-    pastry.receive(at("31"), Join(at("3f"), 0), SECOND)
+    pastry.receive(at("31"), Join(at("3f"), 0, at("80")), SECOND)
     outputs = pastry.take()
-    assert Send(at("31"), Join(at("3f"), 1)) in outputs
+    assert Send(at("31"), Join(at("3f"), 1, at("80"))) in outputs
     shares = [output.message for output in outputs if isinstance(output, Send) and output.to == at("3f")]
-    assert [share.last for share in shares if isinstance(share, Share)] == [False]
-    pastry.receive(at("31"), Join(at("8001"), 1), SECOND)
+    assert [share.joined for share in shares if isinstance(share, Share)] == [b""]
+    pastry.receive(at("31"), Join(at("8001"), 1, at("31")), SECOND)
     (share,) = sent(pastry, at("8001"))
     assert isinstance(share, Share)
-    assert share.last
+    assert share.joined == at("31")
     assert {at("80"), at("7f"), at("81")} <= set(share.nodes)
 
 
-def test_a_newcomer_announces_itself_and_asks_again_while_nobody_answers() -> None:
+def test_a_newcomer_asks_again_while_nobody_answers_and_probes_whom_it_hears_of() -> None:
     pastry = Pastry(at("5"), Settings())
     pastry.join(at("1"), 0)
-    assert sent(pastry, at("1")) == [Join(at("5"), 0)]
+    assert sent(pastry, at("1")) == [Join(at("5"), 0, at("1"))]
     assert pastry.next_deadline() == SECOND
     pastry.tick(SECOND, 0)
-    assert sent(pastry, at("1")) == [Join(at("5"), 0)]
-    pastry.receive(at("1"), Share((at("2"),), last=True), SECOND)
+    assert sent(pastry, at("1")) == [Join(at("5"), 0, at("1"))]
+    pastry.receive(at("1"), Share((at("2"),), at("1")), SECOND)
     outputs = pastry.take()
-    assert Changed((at("1"), at("2")), ()) in outputs
-    assert {output.to for output in outputs if isinstance(output, Send) and output.message == Announce()} == {
-        at("1"),
-        at("2"),
+    assert Changed((at("1"),), ()) in outputs
+    probed = {
+        output.to for output in outputs if isinstance(output, Send) and isinstance(output.message, Probe)
     }
+    assert probed == {at("1"), at("2")}
+    pastry.receive(at("2"), Alive(SECOND, ()), SECOND)
+    assert Changed((at("2"),), ()) in pastry.take()
 
 
-def test_who_does_not_answer_is_gone_and_is_not_believed_in_until_it_speaks() -> None:
+def test_who_does_not_answer_is_gone_and_whoever_names_it_is_not_believed_until_it_speaks() -> None:
     pastry = alone("5")
     hear(pastry, at("1"), at("9"))
     for second in range(1, 6):
@@ -122,17 +125,43 @@ def test_who_does_not_answer_is_gone_and_is_not_believed_in_until_it_speaks() ->
         pastry.receive(at("9"), Alive(second * SECOND, ()), second * SECOND + 1)
     assert pastry.closest(at("5"), 9) == [at("5"), at("9")]
     assert any(isinstance(output, Changed) and output.went == (at("1"),) for output in pastry.take())
-    pastry.receive(at("9"), Alive(5 * SECOND, (at("1"),)), 5 * SECOND + 2)
+    for _ in range(3):
+        pastry.receive(at("9"), Alive(5 * SECOND, (at("1"),)), 5 * SECOND + 2)
     assert at("1") not in pastry.peers
+    assert len(sent(pastry, at("1"))) == 1, "it is asked itself, once between two heartbeats"
     pastry.receive(at("1"), Probe(0, ()), 5 * SECOND + 3)
     assert at("1") in pastry.peers
+
+
+def test_a_node_that_was_lost_while_its_link_stayed_is_joined_through_until_its_ring_answers() -> None:
+    pastry = alone("5")
+    hear(pastry, at("1"), at("9"))
+    pastry.join(at("1"), 0)
+    assert sent(pastry, at("1")) == [], "it is known from the ring"
+    pastry.failed(at("1"), SECOND)
+    pastry.failed(at("9"), SECOND)
+    pastry.take()
+    for second in (2, 3):
+        pastry.tick(second * SECOND, 0)
+        assert sent(pastry, at("1")) == [Join(at("5"), 0, at("1"))]
+    pastry.receive(at("9"), Share((), at("1")), 3 * SECOND)
+    pastry.take()
+    pastry.tick(4 * SECOND, 0)
+    assert sent(pastry, at("1")) == []
+    pastry.failed(at("1"), 5 * SECOND)
+    pastry.unlink(at("1"))
+    pastry.take()
+    pastry.tick(6 * SECOND, 0)
+    assert sent(pastry, at("1")) == [], "there is no way to it any more"
 
 
 def test_who_leaves_hands_over_its_leaves() -> None:
     pastry = alone("5")
     hear(pastry, at("1"))
     pastry.receive(at("1"), Leaving((at("2"), at("5"))), SECOND)
-    assert set(pastry.peers) == {at("2")}
+    assert not pastry.peers
+    assert len(sent(pastry, at("2"))) == 1, "it is asked itself"
+    hear(pastry, at("2"))
     pastry.leave(SECOND)
     assert sent(pastry, at("2"))[-1] == Leaving((at("2"),))
 
@@ -159,7 +188,7 @@ def test_rows_are_asked_for_and_answered() -> None:
     pastry = alone("80", leaves=2, neighbours=0)
     hear(pastry, at("7f"), at("81"), at("31"), at("3f"))
     pastry.receive(at("31"), Row(0), SECOND)
-    assert sent(pastry, at("31")) == [Share((at("31"), at("3f"), at("7f")), last=False)]
+    assert sent(pastry, at("31")) == [Share((at("31"), at("3f"), at("7f")))]
     pastry.tick(20 * SECOND, 1)
     assert any(isinstance(output, Send) and isinstance(output.message, Row) for output in pastry.take())
 
@@ -167,14 +196,14 @@ def test_rows_are_asked_for_and_answered() -> None:
 def test_what_cannot_be_true_is_refused() -> None:
     pastry = alone()
     with pytest.raises(PeerError, match="a node id has 16 bytes, not 3"):
-        pastry.receive(b"abc", Announce(), 0)
+        pastry.receive(b"abc", Leaving(()), 0)
     with pytest.raises(PeerError, match="nodes in one message"):
-        pastry.receive(at("1"), Share((at("2"),) * (MAX_SHARED + 1), last=False), 0)
+        pastry.receive(at("1"), Share((at("2"),) * (MAX_SHARED + 1)), 0)
     with pytest.raises(PeerError, match="sent 5 us from now"):
         pastry.receive(at("1"), Alive(5, ()), 0)
     with pytest.raises(PeerError, match="cannot be read"):
         decode(b"\xc1")
-    assert decode(encode(Join(at("1"), 2))) == Join(at("1"), 2)
+    assert decode(encode(Join(at("1"), 2, at("3")))) == Join(at("1"), 2, at("3"))
     for settings in ({"bits": 3}, {"leaves": 3}, {"neighbours": -1}, {"parts": 3}):
         with pytest.raises(UsageError):
             Settings(**settings)

@@ -20,6 +20,7 @@ from postroad.storage.commit import Storage
 from postroad.storage.identity import DATABASE, EPOCH_S, LAST_CLOCK, LOG_FOLDER, DataFolder
 from postroad.storage.segment import segment_name
 from postroad.storage.stamp import STAMP, read_stamp
+from postroad.storage.twin import COPY
 
 
 def test_identity_is_kept_and_starts_are_counted(tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ def test_a_damaged_database_is_said_so(tmp_path: Path, harm: str) -> None:
         "the end": whole[:4096],
     }[harm]
     database.write_bytes(damaged)
+    (tmp_path / COPY).write_bytes(damaged)
     with pytest.raises(StorageError) as error:
         commit(tmp_path, 0)
     assert str(error.value).startswith(f"cannot read {database}: ")
@@ -209,12 +211,14 @@ def test_a_database_older_than_its_log_is_refused_and_nothing_is_touched(tmp_pat
     latest = snapshot(database)
     for old in (before, before):
         database.write_bytes(old)
+        (tmp_path / COPY).unlink(missing_ok=True)
         with pytest.raises(StorageError, match=r"db is older than the log beside it: put back the one that"):
             start(tmp_path)
         assert snapshot(database) == old
     database.write_bytes(latest)
     commit(tmp_path, 0)
     database.write_bytes(latest)
+    (tmp_path / COPY).unlink()
     with pytest.raises(StorageError, match="is older than the log"):
         start(tmp_path)  # only the count of starts went back
     log.rename(tmp_path / "aside")
@@ -240,6 +244,7 @@ def test_a_damaged_journal_is_refused(tmp_path: Path, harm: str) -> None:
         journal.unlink()
     else:
         journal.write_bytes(content)
+    (killed / COPY).unlink()
     with pytest.raises(
         StorageError, match=r"older than the log .* with its journal postroad.db-wal if there is"
     ):

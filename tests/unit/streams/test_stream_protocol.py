@@ -18,6 +18,7 @@ from postroad.overlay.topology import MAX_SEQUENCE
 from postroad.seam.inputs import Closed, Opened, Received
 from postroad.streams.ends import STEP_US
 from postroad.streams.knowledge import MAX_TICK, Segment
+from postroad.streams.routing import MAX_AHEAD_US
 from postroad.streams.settings import StreamConfig
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import (
@@ -144,6 +145,48 @@ def test_knowledge_about_ticks_that_cannot_be_is_refused(span: tuple[int, int], 
         empty_frame(kind=Kind.KNOWLEDGE, pubend=fake.pubend, start=span[0], end=span[1], channel=0, lost=lost)
     )
     assert fake.has(Refuse)
+    assert served(net)
+
+
+@pytest.mark.parametrize(
+    ("form", "ahead", "durable"),
+    [
+        (form, ahead, durable)
+        for form in ("silence", "knowledge", "lost", "event")
+        for ahead in (2 * MAX_AHEAD_US, MAX_TICK - (1 << 60), MAX_TICK)
+        for durable in (False, True)
+        if durable or (form, ahead) != ("lost", MAX_TICK)  # which is how the end of a plain stream is said
+    ],
+)
+def test_ticks_far_ahead_stop_no_stream(form: str, ahead: int, durable: bool) -> None:
+    """One flipped bit of a span's end did that, for good and across restarts: all that came was taken for
+    known. It is not believed, and what comes is delivered."""
+    net = Net(1)
+    subscriber = Client(net, 0)
+    subscriber.subscribe(1, "t")
+    fake = Fake(net, 0, 2)
+    pubend = 2 << 32 if durable else fake.pubend
+    fake.advertise(pubends=(pubend,))
+    now = net.now_us
+    stamp = Stamp(number=1, versions={1: 1 << 40})
+    fake.say(stamp)
+    fake.send(knowledge(pubend, now, now + 2, [now + 1], stamp=1))
+    end = min(now + ahead, MAX_TICK)
+    match form:
+        case "silence":
+            fake.say(Silence(spans=((pubend, now + 2, end, 1),)))
+        case "event":
+            fake.send(knowledge(pubend, now + 2, end, [end], stamp=1))
+        case _:
+            fake.send(
+                empty_frame(
+                    kind=Kind.KNOWLEDGE, pubend=pubend, start=now + 2, end=end, channel=1, lost=form == "lost"
+                )
+            )
+    before = subscriber.got()
+    fake.send(knowledge(pubend, now + 2, now + 9, [now + 7], stamp=1))
+    assert subscriber.got() == [*before, str(now + 7)]
+    assert core(net, 0).metrics()["ticks_ahead_total"] == 1
     assert served(net)
 
 

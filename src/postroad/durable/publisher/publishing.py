@@ -150,7 +150,7 @@ class DurablePublishing:
             cache_bytes=self._config.cache_bytes,
             port=self._port,
             now_us=now_us,
-            max_bytes=self._config.max_bytes,
+            max_bytes=min(self._config.max_bytes or self._config.pubend_bytes, self._config.pubend_bytes),
         )
         return pubend
 

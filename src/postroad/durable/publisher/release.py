@@ -9,7 +9,8 @@ the serial of its last report: an older one may still be on its way, by another 
 where there would be more than MAX_OWNERS; while somebody reports who cannot be remembered, nothing becomes L.
 
 Tr is the minimum of released, Td that of latestDelivered. A tick t becomes L when
-t <= Tr, or t <= Td and it is older than `max_retain_us`, or t <= Td and more than `max_bytes` follow it;
+t <= Tr and it is older than `keep_us` or more than `keep_bytes` follow it, so that who comes later can read
+the past; or t <= Td and it is older than `max_retain_us` or more than `max_bytes` follow it (early release);
 never before it, or the process, is `grace_us` old, so that a broker with its first subscription has time to
 report, and one that takes over a subscription from another. A tick is a time, and tells its age; where the
 clock was ahead and was put right, ticks go on above it, and their age is when they were last (`_Aged`).
@@ -34,6 +35,7 @@ TABLE: Final = "durable.owners"
 MAX_OWNERS: Final = 16_384
 MAX_REPORTS: Final = 1_000_000  # held on the way, of all owners on all pubends
 SAVE_US: Final = 5 * SECOND_US  # reports are saved this often; a report not saved comes again
+GRACE_US: Final = 10 * SECOND_US
 AGES: Final = 64  # ticks noted within an age
 
 
@@ -50,9 +52,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
+    keep_us: int = 10 * SECOND_US  # ticks younger than this are kept although nobody needs them
+    keep_bytes: int = 0  # but no more than this of them; 0: all
     max_retain_us: int = 0  # 0: no early release by age
     max_bytes: int = 0  # 0: no early release by size
-    grace_us: int = 10 * SECOND_US  # ticks younger than this are kept whatever is released
+
+    @property
+    def grace_us(self) -> int:
+        """Ticks younger than this are kept whatever is released."""
+        return min(self.keep_us, GRACE_US)
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -167,6 +175,7 @@ class ReleaseRoot:
 
     __slots__ = (
         "_dirty",
+        "_old",
         "_owners",
         "_policy",
         "_quiet_until",
@@ -182,6 +191,7 @@ class ReleaseRoot:
         self.pubend = pubend
         self._policy = policy
         self._young = _Aged(policy.grace_us)
+        self._old = _Aged(policy.keep_us)
         self._retained = _Aged(policy.max_retain_us + 1)
         self._quiet_until = now_us + policy.grace_us  # a report that a crash forgot has time to come again
         self._owners: dict[int, _Row] = {}  # brokers that have, or had, durable subscriptions: last report
@@ -281,13 +291,16 @@ class ReleaseRoot:
     def floor(self, now_us: int, last: int, floor_for_size: Callable[[int], int]) -> int:
         """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend."""
         policy = self._policy
-        grown, retained = self._young.tick(now_us, last), self._retained.tick(now_us, last)
+        grown, kept = self._young.tick(now_us, last), self._old.tick(now_us, last)
+        retained = self._retained.tick(now_us, last)
         if now_us < self._quiet_until or self._unheld:
             return 0
         released, delivered = self.released, self.latest_delivered
         if released is None or delivered is None:
             released = delivered = last  # nobody needs anything
-        floor = released
+        if policy.keep_bytes:
+            kept = max(kept, floor_for_size(policy.keep_bytes))
+        floor = min(released, kept)
         if policy.max_retain_us:
             floor = max(floor, min(delivered, retained))
         if policy.max_bytes:

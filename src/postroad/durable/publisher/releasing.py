@@ -11,6 +11,7 @@ below it is told L.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from postroad.durable.publisher.pubend import DurablePubend
@@ -24,12 +25,13 @@ from postroad.durable.publisher.release import (
     read_owner,
 )
 from postroad.errors import PeerError, UnavailableError
-from postroad.ids import is_volatile, pubend_text
+from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.overlay.topology import Topology
 from postroad.seam.peers import Peer
 from postroad.seam.storage import MAX_TICK
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
+from postroad.streams.routing import MAX_AHEAD_US
 from postroad.units import SECOND_US
 from postroad.wire.frames import Release, encode
 
@@ -80,7 +82,9 @@ class Releasing:
         self._pubends[pubend.id] = (pubend, root)
 
     def _root(self, pubend: int, now_us: int) -> ReleaseRoot:
-        root = ReleaseRoot(pubend, self._policy, now_us=now_us)
+        # What nobody needs of a broker's history it has stored elsewhere.
+        policy = replace(self._policy, keep_us=self._policy.grace_us) if is_history(pubend) else self._policy
+        root = ReleaseRoot(pubend, policy, now_us=now_us)
         root.recover(self._rows)
         return root
 
@@ -94,7 +98,7 @@ class Releasing:
         """What the durable subscriptions of this broker say."""
         self._merger.report(pubend, report)
 
-    def _received(self, _turn: Turn, _peer: Peer, message: Release) -> None:
+    def _received(self, turn: Turn, _peer: Peer, message: Release) -> None:
         """What a neighbour further down in the tree says."""
         for pubend, owner, serial, released, delivered, ended in message.reports:
             if not (0 < owner <= _MAX_U32 and 0 <= serial <= MAX_TICK and 0 <= pubend < 1 << 64):
@@ -112,6 +116,9 @@ class Releasing:
             origin = pubend >> 32
             known = pubend in self._mine if origin == self._me else bool(self._topology.pubends(origin))
             known = known and owner != self._me and owner in self._topology
+            known = (
+                known and delivered <= turn.now_us + MAX_AHEAD_US
+            )  # else what comes would count as released
             if known and self._has_room(pubend, owner):
                 report = Report(
                     owner=owner,

@@ -6,7 +6,9 @@ because it came from elsewhere or the memory has a hole: those are refiltered. A
 Q ticks are asked for, a window at a time, and delivered in order as they come. What its pubend released is
 a gap, as narrow as the plan allows. At the end of the plan comes the next round, or the switchover.
 
-Nothing is asked for while the subscriber has no room, and at most `HELD_BYTES` wait out of order.
+Nothing is asked for while the subscriber has no room, and at most `HELD_BYTES` wait to be delivered. What
+comes beyond that is dropped, and the window is cut to what came before it: so it is asked for again as soon
+as that is delivered, and no more at a time than fits.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ WINDOW_TICKS: Final = 4_096  # Q ticks asked for at a time
 WINDOW_SPANS: Final = 128  # and the spans they may be asked in
 NEAR_TICKS: Final = 8  # Q ticks no further apart are asked for together, with what lies between
 REFILTER_US: Final = SECOND_US  # of a span to be refiltered, asked for at a time, at first
-MIN_REFILTER_US: Final = 10 * MILLISECOND_US
 MAX_REFILTER_US: Final = 3_600 * SECOND_US
 HELD_BYTES: Final = 4 * MIB  # knowledge that waits for what comes before it
 ASK_AGAIN_US: Final = 500 * MILLISECOND_US
@@ -44,12 +45,16 @@ class CatchupStream:
         "_arrived",
         "_asked",
         "_asked_at",
+        "_cut",
         "_gap",
+        "_goal",
         "_index",
         "_lost",
+        "_most",
         "_next",
         "_overflowed",
         "_selector",
+        "_size",
         "_stride",
         "_ticks",
         "_unknown",
@@ -76,10 +81,14 @@ class CatchupStream:
         self._asked_at = 0
         self._stride = REFILTER_US
         self._until = 0  # the end of what is refiltered at this time
-        self._next: list[Span] | None = None  # the window; None: to be found anew
+        self._most = WINDOW_TICKS  # Q ticks in the next window, at most
+        self._goal = 0  # the last Q tick of the window
+        self._size = 0  # Q ticks that the window had at first
+        self._cut = False  # that was more than could be held
+        self._next: list[Span] | None = None  # the window as spans; None: to be found anew
         self._gap: Span | None = None  # lost just before the position, to be told before anything else
         self._lost = 0  # events in that gap, as far as they are remembered
-        self._overflowed = False  # more came than could be held: ask for less next time
+        self._overflowed = False  # more came of what is refiltered than could be held: ask for less next time
 
     @property
     def idle(self) -> bool:
@@ -100,6 +109,7 @@ class CatchupStream:
         self.reading = False
         self.end = buffer.end
         self._next = None
+        self._goal = self._size = 0
         self._ticks = buffer.ticks
         self._unknown = list(buffer.unknown)
 
@@ -117,8 +127,9 @@ class CatchupStream:
         """What to ask for now: the next window that is not here yet, unless it was asked for just now."""
         if self.idle or self.reading:
             return []
-        if self._unknown and (self._unknown[0][0] >= self._until or self._crowded(now_us)):
+        if self._unknown and self._unknown[0][0] >= self._until:
             self._adapt()
+        self._widen()
         window = self._window()
         missing = window
         if len(self._arrived):
@@ -134,17 +145,37 @@ class CatchupStream:
             self._asked_at = now_us
         return missing
 
-    def _crowded(self, now_us: int) -> bool:
-        return self._overflowed and now_us - self._asked_at >= ASK_AGAIN_US
-
     def _adapt(self) -> None:
-        """How much to refilter at a time: twice as much as last time, or half if that was too much. The
-        stretch stays where it is until all of it came: what moved on with every answer would be asked for
-        in slivers."""
-        self._stride = self._stride // 2 if self._overflowed else self._stride * 2
-        self._stride = min(max(self._stride, MIN_REFILTER_US), MAX_REFILTER_US)
+        """How much to refilter at a time: twice as much as last time, or what fitted then. The stretch stays
+        where it is until all of it came: what moved on with every answer would be asked for in slivers."""
+        if not self._overflowed:
+            self._stride = min(self._stride * 2, MAX_REFILTER_US)
         self._until = self._unknown[0][0] + self._stride
         self._overflowed = False
+        self._next = None
+
+    def _widen(self) -> None:
+        """Once half of the window's Q ticks are delivered, others join: twice as many as last time, or as
+        many as fitted then. One by one they would be asked for in slivers."""
+        left = int(np.searchsorted(self._ticks, self._goal, side="right"))
+        if 2 * left > self._size or left == len(self._ticks):
+            return
+        self._most = max(1, self._size) if self._cut else min(2 * self._most, WINDOW_TICKS)
+        ticks = self._ticks[: self._most]
+        breaks = np.flatnonzero(np.diff(ticks) > NEAR_TICKS)
+        if len(breaks) >= WINDOW_SPANS:
+            ticks = ticks[: int(breaks[WINDOW_SPANS - 1]) + 1]
+        self._goal, self._size, self._cut = int(ticks[-1]), len(ticks), False
+        self._next = None
+
+    def _cut_window(self, tick: int) -> None:
+        """What came from there on cannot be held: only what is before it is wanted for now."""
+        ahead = int(np.searchsorted(self._ticks, tick, side="right"))
+        if self._goal > tick:
+            self._goal, self._size, self._cut = tick, ahead, True
+        if self._unknown and self._until > tick:
+            self._stride, self._until, self._overflowed = max(1, tick - self._unknown[0][0]), tick, True
+        self._asked = intersect(self._asked, 0, tick)
         self._next = None
 
     def _window(self) -> list[Span]:
@@ -154,7 +185,7 @@ class CatchupStream:
         return self._next
 
     def _find_window(self) -> list[Span]:
-        ticks = self._ticks[:WINDOW_TICKS]
+        ticks = self._ticks[: int(np.searchsorted(self._ticks, self._goal, side="right"))]
         spans: list[Span] = []
         if len(ticks):
             breaks = np.flatnonzero(np.diff(ticks) > NEAR_TICKS) + 1
@@ -179,7 +210,7 @@ class CatchupStream:
         if not overlaps(window, segment.start, segment.end):
             return False
         if self._arrived.size > HELD_BYTES and segment.start >= (self._next_q() or 0):
-            self._overflowed = True
+            self._cut_window(segment.start)
             return False
         return bool(self._arrived.accumulate(segment))
 

@@ -103,6 +103,7 @@ class Hosting:
         need: Callable[[], Mapping[int, int]],
         now_us: int,
     ) -> None:
+        self._broker = broker
         self._reporter = Reporter(broker, boot)
         self._perform = perform
         self._room = room
@@ -403,6 +404,8 @@ class Hosting:
                 continue
             wanted = [catchup.learn(segment, need) for segment in segments]
             if any(wanted):
+                if pubend >> 32 == self._broker:
+                    catchup.pause()  # a read of the log ends when it is enough: ask for the rest
                 out += self._pump(turn, followed, self.subscriptions.by_id(subscriber))
         self._perform(turn, out)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Final
 
 from postroad.clients.quotas import Quotas
@@ -43,6 +43,7 @@ from postroad.wire.frames import Ended, InterestUpdate, Subscribe, Subscribed, e
 MAX_READERS: Final = 1_024
 FUTURE_US: Final = 3_600 * SECOND_US  # a range does not end further ahead of this clock
 LOOK_US: Final = 50 * MILLISECOND_US  # readers at the end of a stream look for more this often
+MAX_LOOKS: Final = 32  # of them at a time, in turn: many that wait must not keep the broker busy
 PATIENCE_US: Final = 30 * SECOND_US  # with a broker that is out of reach: one that restarts takes less
 
 
@@ -77,7 +78,8 @@ class Readers:
         self._routing = routing
         self._flood = flood
         self._quotas = quotas
-        self._readers: dict[tuple[int, int], _Reader] = {}  # by connection and number
+        # By connection and number; the next to look for more comes first.
+        self._readers: dict[tuple[int, int], _Reader] = {}
         self._ids = count(1)
         self._look_at: int | None = None
 
@@ -177,10 +179,15 @@ class Readers:
 
     def tick(self, turn: Turn) -> None:
         if self._look_at is not None and turn.now_us >= self._look_at:
-            for reader in list(self._readers.values()):
+            for place in list(islice(self._readers, MAX_LOOKS)):
+                reader = self._readers[place] = self._readers.pop(place)  # last in turn from now on
                 self._pump(turn, reader)
                 self._lose_patience(turn, reader)
-        self._look_at = self._next_look(turn.now_us)
+            self._look_at = None
+        if not self._readers:
+            self._look_at = None
+        elif self._look_at is None:
+            self._look_at = turn.now_us + LOOK_US
 
     def _lose_patience(self, turn: Turn, reader: _Reader) -> None:
         """End it if it waits for a broker that stays out of reach, and not for its client to take more."""
@@ -200,14 +207,6 @@ class Readers:
                     f" missing of its pubend {pubend_text(pubend)} can be read when it is back",
                 )
                 return
-
-    def _next_look(self, now_us: int) -> int | None:
-        due = [
-            catchup.next_deadline() or now_us + LOOK_US
-            for reader in self._readers.values()
-            for catchup in reader.streams.values()
-        ]
-        return max(min(due), now_us + MILLISECOND_US) if due else None
 
     def next_deadline(self) -> int | None:
         return self._look_at

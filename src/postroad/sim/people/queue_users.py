@@ -40,7 +40,7 @@ class _User:
         world.after(SECOND_US, self._watch)
 
     def _dial(self) -> None:
-        if self.connection is None and not self.stopped:
+        if self.connection is None:
             self.network.dial(self, self._chance.choice(self._addresses))
 
     def _watch(self) -> None:

@@ -7,6 +7,7 @@ known of its columns goes along with it (`Added`), so that readers can leave out
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ MAX_OPEN: Final = 32  # files of one writer; ids can name any date
 PENDING_BYTES: Final = 64 * MIB  # of rows that are not in a file yet: a row group has about as much
 FILE_BYTES: Final = 256 * MIB
 _MAX_TEXT: Final = 64  # characters: a longer text is no bound worth keeping
+_OWN_NAME: Final = re.compile(r"(?:.*/)?[a-z]+-[0-9a-f]{32}\.parquet", re.DOTALL)
 _SORTED: Final = {"id": "DELTA_BYTE_ARRAY", "tick": "DELTA_BINARY_PACKED", "time_ms": "DELTA_BINARY_PACKED"}
 _OPAQUE: Final = ("payload", "record")  # nothing repeats in them, and nobody compares them
 
@@ -138,6 +140,11 @@ class TableWriter:
             self._done += [file.close() for file in self._open.values()]
         self._open = {}
         return self._done
+
+
+def is_own_name(path: str) -> bool:
+    """Whether a file is named as those that are written here; a killed writer may have left it."""
+    return _OWN_NAME.fullmatch(path) is not None
 
 
 def write_rows(store: Store, table: str, rows: Iterable[pa.Table], kind: str = "part") -> list[Added]:

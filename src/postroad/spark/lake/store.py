@@ -71,6 +71,16 @@ class Store:
             return (self.folder / table / path).open("rb")
         return self._files(table).open_input_file(path)
 
+    def paths(self, table: str) -> list[str]:
+        """All files below a table's place, whether they are of it or not."""
+        if self.folder is not None:
+            place = self.folder / table
+            return [str(one.relative_to(place)) for one in place.rglob("*") if not one.is_dir()]
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self._files(table).get_file_info(FileSelector("", recursive=True, allow_not_found=True))
+        return [one.path for one in found if one.type == FileType.File]
+
     def _files(self, table: str) -> Any:
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem

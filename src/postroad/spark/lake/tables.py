@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from postroad.errors import StorageError, UsageError
 from postroad.spark.lake import rows as arrow
-from postroad.spark.lake.files import PARTITIONS, Added, write_rows
+from postroad.spark.lake.files import PARTITIONS, Added, is_own_name, write_rows
 from postroad.spark.lake.store import Store, plain_failures, reason, store_at
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Tables:
             try:
                 found = DeltaTable(url, storage_options=dict(self.store.options))
             except TableNotFoundError:
-                _check_empty(folder, table)
+                _check_empty(self.store, table)
                 return None
             except DeltaProtocolError as error:
                 raise UsageError(f"{url} needs a later Postroad or deltalake: {error}") from None
@@ -158,11 +158,13 @@ class Tables:
 
     def append(self, table: str, rows: pa.Table, batch: Batch | None = None) -> bool:
         """Add rows; False if the batch is there already, or there are none."""
+        self.open(table)  # before anything is written where something else's files are
         return self.commit(table, write_rows(self.store, table, [rows]), batch)
 
     def overwrite(self, table: str, rows: pa.Table, batch: Batch | None = None) -> bool:
         """Put rows in the place of all that a table has; False if somebody else committed that batch."""
-        return self.commit(table, write_rows(self.store, table, [rows]), batch, self.files(table))
+        replaced = self.files(table)
+        return self.commit(table, write_rows(self.store, table, [rows]), batch, replaced)
 
     def fetch(self, table: str) -> pa.Table:
         """All rows of a small table without partitions."""
@@ -361,14 +363,18 @@ def _check_ours(found: DeltaTable, table: str, url: str) -> None:
             raise UsageError(f"{url} is no table of a lake: its {field.name} is {there[field.name]}")
 
 
-def _check_empty(folder: Path | None, table: str) -> None:
-    """UsageError if there are files that no log lists: another table may be made of them."""
-    if folder is None:
-        return
-    place = folder / table
-    if any(place.glob(f"{OLD_SEGMENT}*")):
+def _check_empty(store: Store, table: str) -> None:
+    """UsageError if files are here that landing did not write: a log made over them would, in time, have
+    compaction remove them."""
+    strangers = sorted(one for one in store.paths(table) if not is_own_name(one))
+    if any(one.startswith(OLD_SEGMENT) for one in strangers):
         raise UsageError(
-            f"{folder} is a lake of an earlier Postroad: `postroad pipeline migrate` brings it over"
+            f"{store} is a lake of an earlier Postroad: `postroad pipeline migrate` brings it over"
+        )
+    if strangers:
+        raise UsageError(
+            f"{store.table(table)} has files of something else, such as {strangers[0]}: a lake has a place of"
+            " its own"
         )
 
 
