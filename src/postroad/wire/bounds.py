@@ -184,6 +184,7 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
         "shared": Flag(),
         "key": Text(4_096),  # likewise
         "until": TOKEN,
+        "epoch": ANY,
     },
     frames.Subscribed: {
         "number": ANY,
@@ -191,6 +192,7 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
         "token": TOKEN,
         "created": Flag(),
         "born": ANY,
+        "epoch": ANY,
     },
     frames.Unsubscribe: {"number": ANY},
     frames.Ended: {"number": ANY, **_OUTCOME},

@@ -221,6 +221,9 @@ class Subscribe(Message, frozen=True, kw_only=True):
     shared: bool = False  # durable: consumers under one name divide the events
     key: str = ""  # shared: events with the same value of this attribute are consumed in order
     until: str = ""  # not durable: only durable events after `token` and up to this token, then ENDED
+    # Durable, and the broker keeps the token: `token` is what the client remembers of this attachment. It
+    # counts only where the broker that keeps it cannot be asked. 0: `token` is where it goes on.
+    epoch: int = 0
 
 
 class Subscribed(Message, frozen=True, kw_only=True):
@@ -231,6 +234,7 @@ class Subscribed(Message, frozen=True, kw_only=True):
     token: str = ""  # durable: the checkpoint token it goes on after
     created: bool = False  # durable: there was none of this name, and it begins now
     born: int = 0  # durable, where the broker keeps the token: which one of this name it is
+    epoch: int = 0  # likewise: which attachment; 0: what the client remembers of it counts nowhere
 
 
 class Unsubscribe(Message, frozen=True, kw_only=True):
