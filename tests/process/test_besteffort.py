@@ -24,6 +24,7 @@ from postroad.links.links import Links
 from postroad.net.clock import Clock
 from postroad.net.listen import bind_both
 from postroad.net.server import Server
+from postroad.tracking.strategies import make_tracking
 from postroad.units import MIB
 from postroad.wire.frames import DEFAULT_LIMITS
 
@@ -44,12 +45,14 @@ class Node:
         if self.proxy is not None:
             await self.proxy.start()
             port = self.proxy.port
-        number = self._number
+        number, now_us = self._number, time.time_ns() // 1000
+        config = BrokerConfig(links=LinkSettings(address=self.address, datagrams=port), dial=self._dial)
         self.broker = Broker(
-            BrokerConfig(links=LinkSettings(address=self.address, datagrams=port), dial=self._dial),
+            config,
             Identity(number=number, node=bytes((number,)) * 16, name=f"b{number}", boot=1, starts=1),
             draw=secrets.randbelow,
-            now_us=time.time_ns() // 1000,
+            now_us=now_us,
+            tracking=make_tracking(config.tracking, me=number, stored=(), changes=(), now_us=now_us),
         )
         self.server = Server(
             self.broker,
@@ -124,6 +127,49 @@ async def _repaired(loss: float, count: int) -> None:
 @pytest.mark.parametrize(("loss", "count"), [(0.01, 1_000), (0.1, 400)])
 def test_what_is_lost_is_repaired(loss: float, count: int) -> None:
     run(_repaired(loss, count))
+
+
+async def _traced(count: int) -> None:
+    async with line(None, 0.2) as nodes, contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        reader = await stack.enter_async_context(postroad.connect(nodes[1].address, name="reader"))
+        events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True))
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 1)
+        await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
+        ids = []
+        for number in range(count):
+            receipt = await publisher.publish("orders/eu", str(number), {"n": number}, mode="best-effort")
+            ids.append(receipt.id)
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            got = await _collect(events, count)
+        assert len(set(got)) == count
+        await asyncio.sleep(2.5)  # what repair brought is told once a second
+        on_the_link = at_the_end = repaired = 0
+        for identity in ids:
+            trail = await publisher.trace(identity)
+            assert (trail.origin, trail.verdict) == ("b1", "complete")
+            (receiver,) = trail.receivers
+            assert (receiver.subscriber.split("#")[0], receiver.broker) == ("reader", "b2")
+            came = [step.broker for step in trail.route] == ["b1", "b2"]
+            lost = [(loss.source, loss.target.split("#")[0]) for loss in trail.lost]
+            if not came:
+                assert (lost, receiver.repair) == ([("b1", "b2")], True), "lost on the link, and repaired"
+                on_the_link += 1
+            elif receiver.repair:
+                assert lost == [("b2", "reader")]
+                at_the_end += 1
+            else:
+                assert lost == []
+            assert all(loss.doubt < 0.01 for loss in trail.lost)
+            repaired += receiver.repair
+        assert on_the_link > 0
+        assert at_the_end > 0
+        assert repaired >= events.repair["recovered"] > 0
+
+
+def test_a_trace_shows_where_an_event_was_lost_and_who_got_a_repair() -> None:
+    run(_traced(150))
 
 
 async def _ordered() -> None:

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from postroad.besteffort.ledger import Ledger
 from postroad.besteffort.settings import BestEffortConfig
 from postroad.clients.publishing import Publishers
 from postroad.errors import BugError, PeerError
@@ -101,6 +102,7 @@ class Forwarding:
         delivery: Delivery,
         links: Links,
         publishers: Publishers,
+        ledger: Ledger,
         tracking: Tracking | None,
         records_forwards: bool,
     ) -> None:
@@ -111,6 +113,7 @@ class Forwarding:
         self._delivery = delivery
         self._links = links
         self._publishers = publishers
+        self._ledger = ledger
         self._tracking = tracking
         self._records_forwards = records_forwards
         self._paths: dict[int, _Path] = {}  # by connection, of clients and neighbours that are up
@@ -217,8 +220,10 @@ class Forwarding:
                 self._counters["best_effort_refused_total"] += batch.count
                 return
         self._counters["best_effort_published_total"] += batch.count
-        if self._tracking is not None and _tracked(batch):
-            self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
+        if _tracked(batch):
+            self._ledger.sent(self._me, batch.count)
+            if self._tracking is not None:
+                self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
         self._spread(turn, self._me, batch, MAX_HOPS)
 
     def _within(self, path: _Path, size: int, now_us: int) -> bool:
@@ -238,6 +243,7 @@ class Forwarding:
             self._counters["best_effort_dropped_total"] += batch.count
             return
         self._counters["best_effort_received_total"] += batch.count
+        self._ledger.received(path.peer.broker, batch.count)
         if self._tracking is not None and _tracked(batch):
             self._tracking.routed(origin, path.peer.broker, batch.ids(), turn.now_us)
         self._spread(turn, origin, batch, hops - 1)
@@ -266,6 +272,9 @@ class Forwarding:
             rows = rows_for(groups, owners)
             if rows is None:
                 continue
+            self._ledger.sent(child, len(rows))
+            if tracked and self._tracking is not None:
+                self._tracking.sent(origin, child, batch.ids(rows), turn.now_us)
             frames = list(_frames(batch, rows, origin, hops))
             if self._send(turn, self._neighbours.get(child), frames, len(rows)):
                 self._counters["best_effort_forwarded_total"] += len(rows)

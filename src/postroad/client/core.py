@@ -598,12 +598,16 @@ class ClientCore:
         return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
 
     def _effort_deadlines(self) -> list[int]:
-        due = self.effort.next_deadline()
-        found = [] if due is None else [due]
+        found = [
+            due
+            for due in (self.effort.next_deadline(), self.effort.reporting.next_deadline())
+            if due is not None
+        ]
         return [*found, self._greet_us] if self._greets() else found
 
     def _tick_effort(self, now_us: int) -> None:
         self._hand_out(self.effort.tick(now_us, self.skew_us))
+        self._send_all(self.effort.reports(now_us))
         endpoint = self.datagrams
         if endpoint is not None and self._greets() and now_us >= self._greet_us:
             heard = self._greeted_us is not None and now_us - self._greeted_us < SILENT_US

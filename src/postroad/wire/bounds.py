@@ -306,6 +306,17 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
     },
     frames.Settled: {"number": ANY, "ticket": ANY, "outcomes": Items(65_536, WORD), **_OUTCOME},
     frames.Unreceive: {"number": ANY},
+    frames.Repaired: {
+        "number": ANY,
+        "ids": Bytes(4_096),
+        "received": ANY,
+        "detected": ANY,
+        "requests": ANY,
+        "recovered": ANY,
+        "given_up": ANY,
+        "duplicates": ANY,
+        "slowest_us": ANY,
+    },
     frames.Discover: {
         "uuid": KEY,
         "attempt": ANY,

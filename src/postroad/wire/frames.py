@@ -88,6 +88,8 @@ class Kind(IntEnum):
     SETTLE = 56
     SETTLED = 57
     UNRECEIVE = 58
+    # clients and best effort
+    REPAIRED = 59
     DISCOVER = 60
 
 
@@ -524,6 +526,20 @@ class Unreceive(Message, frozen=True, kw_only=True):
     number: int
 
 
+class Repaired(Message, frozen=True, kw_only=True):
+    """What repair did for a subscription, in all, and the events that it brought since the last time."""
+
+    number: int  # of the subscription
+    ids: bytes  # 16 bytes each
+    received: int  # events that came as they were first sent
+    detected: int  # losses
+    requests: int
+    recovered: int
+    given_up: int
+    duplicates: int
+    slowest_us: int  # of the latest recoveries, the one that took longest
+
+
 class Discover(Message, frozen=True, kw_only=True):
     """A discovery request on its way through the network: who is to be answered, and what it showed."""
 
@@ -579,6 +595,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.SETTLE: Settle,
     Kind.SETTLED: Settled,
     Kind.UNRECEIVE: Unreceive,
+    Kind.REPAIRED: Repaired,
     Kind.DISCOVER: Discover,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}

@@ -6,9 +6,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.property.ring.test_pastry import LONG, STABLE_S, bound, grown
 from tests.worlds.arcs import Network, Station
-from tests.worlds.rings import Ring
+from tests.worlds.rings import LONG, STABLE_S, Ring, bound, grown
 
 from postroad.queues.messages import Message, Node
 from postroad.queues.views import Settings

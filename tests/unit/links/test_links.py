@@ -283,7 +283,7 @@ def test_a_broker_that_says_no_is_asked_again_later() -> None:
 
 CLIENTS_SEND = {
     *(Kind.PUBLISH, Kind.BEST_EFFORT, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST),
-    *(Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE),
+    *(Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE, Kind.REPAIRED),
 }
 BROKERS_SEND = {
     Kind.BEST_EFFORT,

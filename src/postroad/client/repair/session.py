@@ -36,6 +36,7 @@ from postroad.client.repair.messages import (
 from postroad.client.repair.neighbours import Neighbours
 from postroad.client.repair.publisher import Named, PublisherSide
 from postroad.client.repair.receiver import Lost, Receiver
+from postroad.client.repair.reporting import Reporting
 from postroad.client.repair.settings import DEFAULTS, RepairSettings
 from postroad.errors import PeerError, TooLargeError, UsageError
 from postroad.events import EventBatch, Gap, Value
@@ -51,7 +52,7 @@ from postroad.wire.datagrams import (
     MAX_DATAGRAM_BYTES,
     SEAL_BYTES,
 )
-from postroad.wire.frames import Limits
+from postroad.wire.frames import Limits, Repaired
 
 ROOT: Final = "$repair"
 FOLDS: Final = (WIDTH, 64, 32)  # widths of filters as attributes: the first that has few enough ones
@@ -108,6 +109,7 @@ class Session:
         self._next_id: Callable[[], bytes] | None = None
         self._limits: Limits | None = None
         self.settings = DEFAULTS
+        self.reporting = Reporting()
         self.unreadable = 0  # repair messages that were none
         self._refused = 0  # own subscriptions that a broker did not take
 
@@ -197,6 +199,7 @@ class Session:
     def end(self, number: int, *, refused: bool = False) -> None:
         """The subscription is over; `refused` by the broker."""
         self._refused += refused and number in self._own
+        self.reporting.end(number)
         repaired = self._repaired.pop(number, None)
         if repaired is None:
             return
@@ -229,6 +232,8 @@ class Session:
             repaired = self._repaired[number] = _Repaired(
                 number, Selector.parse("#"), Receiver(self.me, (), DEFAULTS, 0), None, ()
             )
+        if repaired.neighbours is not None:
+            self.reporting.came(number, batch.count)
         fresh: list[Any] = []
         for row in range(batch.count):
             prefix, sequence = batch.id(row)[:PREFIX_BYTES], batch.tick(row)
@@ -286,7 +291,10 @@ class Session:
                 repaired.receiver.false_repair(publisher, sequence, now_us)
             return []
         repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
+        duplicates = repaired.receiver.duplicates
         fresh = repaired.receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
+        if repaired.receiver.duplicates == duplicates:
+            self.reporting.repaired(repaired.number, batch.id(0))
         return _items(repaired.number, fresh)
 
     # --- time
@@ -352,6 +360,11 @@ class Session:
             names = list(attributes)
             for part in (names[: len(names) // 2], names[len(names) // 2 :]):
                 self._event(topic, dict.fromkeys(part, True), payload)
+
+    def reports(self, now_us: int) -> list[Repaired]:
+        """What the broker is to be told of repair now."""
+        some = [(one.number, one.receiver) for one in self._repaired.values() if one.neighbours is not None]
+        return self.reporting.take(some, now_us)
 
     # --- inspection
 

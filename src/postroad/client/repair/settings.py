@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from postroad.errors import UsageError
 from postroad.units import MILLISECOND_US, SECOND_US
 
+MAX_RECORD_ENTRIES: Final = 64
 Policy = Literal["named", "unicast", "content"]  # who is sent a repair: all who asked, each by itself, all
 
 
@@ -40,8 +41,8 @@ class RepairSettings:
     cache: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.record <= 64:
-            raise UsageError(f"a record of {self.record} entries; it has between 0 and 64")
+        if not 0 <= self.record <= MAX_RECORD_ENTRIES:
+            raise UsageError(f"a record of {self.record} entries; it has between 0 and {MAX_RECORD_ENTRIES}")
         if not 1 <= self.cache_min <= self.cache_max:
             raise UsageError(
                 f"a cache of {self.cache_min} to {self.cache_max} messages: the least is 1, at most the other"
