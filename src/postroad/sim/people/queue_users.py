@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from postroad.ids import SESSION_DRAWN_BYTES, first_number, session_from
+from postroad.ids import SESSION_BYTES, SESSION_DRAWN_BYTES, first_number, session_from
 from postroad.sim.judge.queues import QueueLedger
 from postroad.sim.machine.network import Network
 from postroad.sim.machine.world import World
@@ -117,7 +117,7 @@ class QueueSource(_User):
         ledger: QueueLedger,
     ) -> None:
         super().__init__(world, network, name, addresses)
-        self.session = session_from(self._chance.randbytes(SESSION_DRAWN_BYTES))
+        self.session = session_from(self._chance.randbytes(SESSION_BYTES)[:SESSION_DRAWN_BYTES])
         self._inboxes, self._pause_us, self._ledger = inboxes, pause_us, ledger
         self._last = 0
         self._after: dict[str, int] = {}
