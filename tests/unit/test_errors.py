@@ -9,7 +9,7 @@ import pytest
 
 from postroad import errors
 from postroad.errors import MAX_MESSAGE, PostroadError, SelectorError, StorageError, from_name, from_wire
-from postroad.storage.files import NoRoom
+from postroad.seam.storage import NoRoom
 
 
 def every(kind: type[PostroadError]) -> list[type[PostroadError]]:

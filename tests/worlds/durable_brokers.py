@@ -21,6 +21,7 @@ from postroad.seam.storage import (
     AppendFailed,
     Chop,
     LogStream,
+    NoRoom,
     Read,
     ReadDone,
     Reader,
@@ -66,7 +67,7 @@ class MemoryDisk:
     def _do(self, effect: StorageEffect) -> list[Input]:
         match effect:
             case Append() if self.full or self.short:
-                return [AppendFailed(tag=effect.tag, error=StorageError("no space left"))]
+                return [AppendFailed(tag=effect.tag, error=NoRoom("no space left"))]
             case Save() if self.full:
                 return [SaveFailed(tag=effect.tag, error=StorageError("no space left"))]
             case Append():

@@ -24,9 +24,10 @@ class HabitWarning(UserWarning):
     """A subscription that can hardly match what was meant."""
 
 
-def warn_of_habits(topic: str | None, where: str | None, *, stacklevel: int) -> None:
+def warn_of_habits(topic: object, where: object, *, stacklevel: int) -> None:
     """`stacklevel`: how many calls above this one the program's own line is."""
-    for hint in hints(topic or "", where or ""):
+    texts = [text if isinstance(text, str) else "" for text in (topic, where)]  # others are refused later
+    for hint in hints(*texts):
         warnings.warn(hint, HabitWarning, stacklevel=stacklevel + 1)
 
 

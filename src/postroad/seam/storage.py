@@ -18,9 +18,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from postroad.errors import PostroadError
+from postroad.errors import PostroadError, StorageError
 
 MAX_TICK: Final = (1 << 63) - 1  # Chop(stream, MAX_TICK): the stream is over, nothing of it is kept
+
+
+class NoRoom(StorageError):
+    """The disk is full."""
 
 
 class StreamKind(IntEnum):

@@ -35,6 +35,7 @@ from postroad.seam.storage import (
     Appended,
     AppendFailed,
     Chop,
+    NoRoom,
     Read,
     Reader,
     Save,
@@ -43,7 +44,7 @@ from postroad.seam.storage import (
     StorageEffect,
     StorageInput,
 )
-from postroad.storage.files import Files, NoRoom, OsFiles
+from postroad.storage.files import Files, OsFiles
 from postroad.storage.identity import DATABASE, LOG_FOLDER
 from postroad.storage.log import SEGMENT_BYTES, Block, Chops, LogVolume, Row
 from postroad.storage.metadata import Facts, Metadata

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from postroad.delays import Delays
-from postroad.errors import StorageError
 
 MAX_OPEN_FILES: Final = 64  # a long log has more segments than a process may have open files
 MAX_PARTS: Final = 1024  # IOV_MAX of Linux
@@ -27,10 +26,6 @@ ASIDE: Final = ".aside"  # a file being installed; worthless after a crash
 BALLAST: Final = "ballast"
 NOTE: Final = "synced"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-
-
-class NoRoom(StorageError):
-    """The disk is full."""
 
 
 class Files(Protocol):

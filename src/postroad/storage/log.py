@@ -31,8 +31,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from postroad.errors import BugError, StorageError
-from postroad.seam.storage import MAX_TICK, Append, LogStream, Read, ReadDone, StreamKind
-from postroad.storage.files import FULL, Files, NoRoom
+from postroad.seam.storage import MAX_TICK, Append, LogStream, NoRoom, Read, ReadDone, StreamKind
+from postroad.storage.files import FULL, Files
 from postroad.storage.metadata import Facts
 from postroad.storage.recovery import (
     BEFORE_ALL,

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import msgspec
 
 from postroad.errors import PostroadError, StorageError
-from postroad.seam.storage import Reader
+from postroad.seam.storage import NoRoom, Reader
 from postroad.storage.database import (
     COMMITS,
     OWN_TABLE,
@@ -39,7 +39,6 @@ from postroad.storage.database import (
     sort_rows,
     unreadable,
 )
-from postroad.storage.files import NoRoom
 from postroad.storage.stamp import Stamp, StampFile
 from postroad.storage.twin import Twin
 

@@ -133,6 +133,20 @@ def test_what_nobody_needs_goes_earlier_where_it_is_more_than_may_be_kept() -> N
     assert 7 <= net.disks[0].kept(P) <= 9
 
 
+def test_what_nobody_needs_makes_room_on_a_full_disk() -> None:
+    net = DurableNet(2, [(0, 1)], keep_us=DurableConfig().keep_us)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    reader.ack()
+    net.disks[0].short = True
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(30)
+    assert chopped(net) == last_tick(net)
+
+
 def test_what_is_older_than_max_age_goes_although_it_would_be_kept_longer() -> None:
     net = DurableNet(2, [(0, 1)], keep_us=3_600 * SECOND_US, max_age_us=20 * SECOND_US)
     publisher = DurableClient(net, 0)

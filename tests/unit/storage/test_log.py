@@ -14,9 +14,9 @@ import pytest
 from google_crc32c import extend
 
 from postroad.errors import BugError, StorageError
-from postroad.seam.storage import MAX_TICK, Append, LogStream, Read, ReadDone, StreamKind
+from postroad.seam.storage import MAX_TICK, Append, LogStream, NoRoom, Read, ReadDone, StreamKind
 from postroad.storage import log as log_module
-from postroad.storage.files import ASIDE, MAX_OPEN_FILES, NoRoom, OsFiles
+from postroad.storage.files import ASIDE, MAX_OPEN_FILES, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import CHOPS, LogVolume
 from postroad.storage.metadata import Metadata

@@ -30,7 +30,7 @@ from postroad.durable.publisher.pubend_rows import Checkpoint, Facts, read_check
 from postroad.errors import BugError, PeerError, PostroadError, StorageError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
-from postroad.seam.storage import LogStream, ReadDone, StreamKind
+from postroad.seam.storage import LogStream, NoRoom, ReadDone, StreamKind
 from postroad.seam.turn import Turn
 from postroad.streams.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
 from postroad.streams.spans import Span, intersect, subtract, union
@@ -114,6 +114,7 @@ class DurablePubend:
         self.start = now_us  # nothing was ever published at or before this tick
         self.last = now_us  # the highest tick told: an event on disk, or asserted silence
         self.floor = now_us  # ticks in (start, floor] are L
+        self.short = False  # the last record found no room on the disk
         self._limits = limits
         self._cache_bytes = cache_bytes
         self._port = port
@@ -233,6 +234,7 @@ class DurablePubend:
             raise BugError(f"pubend {pubend_text(self.id)}: records became durable out of order")
         self._staged_bytes -= len(record.batch.data)
         self._synced = record.end
+        self.short = False
         self._remember(record.prefixes)
         for prefix in record.prefixes:
             coming = self._coming[prefix]
@@ -247,6 +249,7 @@ class DurablePubend:
         """The record is not in the log, nor is any staged after it: all their publishers must be told."""
         if record not in self._staged:
             return  # it failed with an earlier one
+        self.short = isinstance(error, NoRoom)
         self._counters["failed_appends_total"] += 1
         frames = [frame for staged in self._staged for frame in staged.frames]
         self._staged.clear()

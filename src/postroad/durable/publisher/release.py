@@ -288,8 +288,13 @@ class ReleaseRoot:
         """Td."""
         return min((row.latest_delivered for row in self._owners.values() if not row.ended), default=None)
 
-    def floor(self, now_us: int, last: int, floor_for_size: Callable[[int], int]) -> int:
-        """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend."""
+    def floor(
+        self, now_us: int, last: int, floor_for_size: Callable[[int], int], *, short: bool = False
+    ) -> int:
+        """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend.
+
+        `short`: the disk is full, and what nobody needs makes room.
+        """
         policy = self._policy
         grown, kept = self._young.tick(now_us, last), self._old.tick(now_us, last)
         retained = self._retained.tick(now_us, last)
@@ -300,7 +305,7 @@ class ReleaseRoot:
             released = delivered = last  # nobody needs anything
         if policy.keep_bytes:
             kept = max(kept, floor_for_size(policy.keep_bytes))
-        floor = min(released, kept)
+        floor = released if short else min(released, kept)
         if policy.max_retain_us:
             floor = max(floor, min(delivered, retained))
         if policy.max_bytes:

@@ -174,7 +174,7 @@ class Releasing:
         if turn.now_us >= self._release_at:
             self._release_at = turn.now_us + RELEASE_US
             for own, root in self._pubends.values():
-                own.release(turn, root.floor(turn.now_us, own.last, own.floor_for_size))
+                own.release(turn, root.floor(turn.now_us, own.last, own.floor_for_size, short=own.short))
         for _, root in self._pubends.values():
             root.flush(turn)
 

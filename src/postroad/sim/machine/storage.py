@@ -18,12 +18,12 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PostroadError, StorageError
-from postroad.seam.storage import Append, Chop, Read, Reader, Save, StorageEffect, StorageInput
+from postroad.seam.storage import Append, Chop, NoRoom, Read, Reader, Save, StorageEffect, StorageInput
 from postroad.sim.machine.disk import SYNC_US, Disk, DiskFailed, DiskInput, Remove, Replace, Sync, Synced
 from postroad.sim.machine.disk import Append as DiskAppend
 from postroad.storage.commit import Commit, GroupCommit, commit_once
 from postroad.storage.database import row_checksum
-from postroad.storage.files import BALLAST, NOTE, NoRoom
+from postroad.storage.files import BALLAST, NOTE
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Rows
 from postroad.units import KIB, MILLISECOND_US
