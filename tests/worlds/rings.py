@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import random
 from collections.abc import Callable
 
 from postroad.ring.pastry import Changed, NodeId, Pastry, Send, Settings, decode, encode, number
+
+STABLE_S = 8  # silence is noticed after 3 s, and its repair needs a heartbeat or two
 
 
 def node_id(name: str) -> NodeId:
@@ -100,3 +103,23 @@ class Ring:
             assert following in self.nodes, "a message goes to a node that is gone"
             way.append(following)
         return way
+
+
+def bound(nodes: int) -> int:
+    """ceil(log16(nodes)), without rounding."""
+    hops = 0
+    while 16**hops < nodes:
+        hops += 1
+    return hops
+
+
+def grown(nodes: int) -> Ring:
+    draw = random.Random(nodes)
+    ring = Ring()
+    names = [node_id(f"{nodes}.{at}") for at in range(nodes)]
+    ring.add(names[0])
+    for at, name in enumerate(names[1:], start=1):
+        ring.add(name, names[draw.randrange(at)])
+        ring.settle()
+    ring.run(2)
+    return ring

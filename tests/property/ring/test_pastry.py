@@ -8,21 +8,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.worlds.rings import Ring, node_id
+from tests.worlds.rings import STABLE_S, Ring, bound, grown, node_id
 
 from postroad.ring.pastry import ID_BYTES, Settings
 
-STABLE_S = 8  # silence is noticed after 3 s, and its repair needs a heartbeat or two
-LONG = [pytest.mark.soak, pytest.mark.timeout(3_600)]
 steps = st.tuples(st.sampled_from(("join", "join", "kill", "leave", "wait")), st.integers(0, 1_000))
-
-
-def bound(nodes: int) -> int:
-    """ceil(log16(nodes)), without rounding."""
-    hops = 0
-    while 16**hops < nodes:
-        hops += 1
-    return hops
 
 
 def check_stable(ring: Ring, keys: int, *, hops: bool = True) -> None:
@@ -65,18 +55,6 @@ def test_after_joins_departures_and_failures_a_stable_ring_agrees_with_the_truth
             killed += 1
     ring.run(40)
     check_stable(ring, keys=30, hops=False)  # with so few leaves, no bound is promised
-
-
-def grown(nodes: int) -> Ring:
-    draw = random.Random(nodes)
-    ring = Ring()
-    names = [node_id(f"{nodes}.{at}") for at in range(nodes)]
-    ring.add(names[0])
-    for at, name in enumerate(names[1:], start=1):
-        ring.add(name, names[draw.randrange(at)])
-        ring.settle()
-    ring.run(2)
-    return ring
 
 
 @pytest.mark.parametrize(
