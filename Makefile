@@ -56,6 +56,7 @@ sanitize: setup
 	tests/sanitize.sh
 
 soak: setup
+	tests/audit.sh
 	$(BIN)/python -m pytest -m soak
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest tests/property
 	$(BIN)/postroad sim --for $(SOAK)

@@ -48,6 +48,11 @@ class ClockOffset:
         """Their clock was at `their_us` when they sent what we hear now: less the time it took, a guess."""
         self._guess_us = their_us - now_us
 
+    def corrected(self, by_us: int) -> None:
+        """What was measured does not hold any more: they say that we are off by so much."""
+        self._guess_us = self.offset_us + by_us
+        self._samples.clear()
+
     @property
     def round_trip_us(self) -> int:
         """The least of the last ones."""

@@ -60,7 +60,7 @@ class NodeConfig:
     name: str | None = None  # None: as at the last start, or made from the broker's number
     listen: str | None = None  # None: the default address
     advertise: str | None = None  # where others reach it; None: where it listens, unless that is any address
-    data: Path = Path(DEFAULT_DATA)
+    data: Path | None = None  # None: the default folder
     metrics: str | None = None  # None: the default address, or any free port when it is taken; "off": none
     log: str = "info"
     max_connections: int = 0  # 0: what the limit on open files leaves

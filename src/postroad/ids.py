@@ -34,13 +34,18 @@ VOLATILE: Final = 0x8000_0000
 HISTORY: Final = 0x7FFF_FFFF  # pubend of a broker's own history
 # Broker numbers are drawn below this. In the ids that a program makes itself, a greater one says so.
 OWN_IDS: Final = 0x8000_0000
+# In ids of queue messages it is this or more: a session takes the place of publisher and broker.
+QUEUE_IDS: Final = 0xFFFF_0000
+SESSION_BYTES: Final = 8
+SESSION_DRAWN_BYTES: Final = 6  # of a session; the others mark it
+_SESSION_MARK: Final = b"\xff\xff"
 # Of a publisher's number so many bits count those of one start of a broker; the others are the start.
 COUNT_BITS: Final = 22
 LAST_COUNT: Final = (1 << COUNT_BITS) - 1
 _MAX_COUNTER: Final = 0xFFFF
 _MAX_TIME_MS: Final = (1 << 48) - 1
 _TEXT: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{12})-([0-9a-f]{4})")
-_PLAIN_NAME: Final = re.compile(r".*#[0-9a-f]{8}\.[0-9]+")
+_GENERATED_NAME: Final = re.compile(r".*#([0-9a-f]{8}\.[0-9]+|[0-9a-f]{16})")
 
 
 class MessageId(msgspec.Struct, frozen=True, order=True):
@@ -83,6 +88,28 @@ class MessageId(msgspec.Struct, frozen=True, order=True):
         return cls(int(found[1], 16), int(found[2], 16), int(found[3], 16), int(found[4], 16))
 
 
+def session_from(drawn: bytes) -> bytes:
+    """An application's session, from random bytes. With the number of a message behind it, it is the 16 bytes
+    of that message's id: numbers are times in milliseconds, shifted, as in any id."""
+    if len(drawn) != SESSION_DRAWN_BYTES:
+        raise UsageError(f"a session is made of {SESSION_DRAWN_BYTES} random bytes, not {len(drawn)}")
+    return drawn[:4] + _SESSION_MARK + drawn[4:]
+
+
+def is_session(session: bytes) -> bool:
+    """Whether its messages can be told from events by their ids, and so be tracked."""
+    return session[4:6] == _SESSION_MARK
+
+
+def first_number(now_ms: int) -> int:
+    """The first that a message of a session may have in that millisecond."""
+    return now_ms << 16
+
+
+def queue_message_id(session: bytes, number: int) -> bytes:
+    return session + number.to_bytes(ID_BYTES - SESSION_BYTES, "big")
+
+
 def of_a_broker(publisher: int) -> bool:
     """Whether brokers themselves publish with that number: no client is given the first or the last count,
     though a program may bring it."""
@@ -94,8 +121,13 @@ def plain_name(client: str, publisher: int, number: int) -> str:
     return f"{client}#{publisher:08x}.{number}"
 
 
-def is_plain_name(name: str) -> bool:
-    return _PLAIN_NAME.fullmatch(name) is not None
+def consumer_name(inbox: str, consumer: str) -> str:
+    """Of a consumer of an inbox, likewise; `consumer` are its 8 random bytes as text."""
+    return f"{inbox}#{consumer}"
+
+
+def is_generated_name(name: str) -> bool:
+    return _GENERATED_NAME.fullmatch(name) is not None
 
 
 class SubscriptionKind(IntEnum):

@@ -15,7 +15,6 @@ from tests.worlds.node_server import run, until
 import postroad
 from postroad.broker.core import Broker
 from postroad.client.aio import Client
-from postroad.client.repair.settings import RepairSettings
 from postroad.client.subscription import Subscription
 from postroad.config import BrokerConfig
 from postroad.ids import Identity
@@ -24,6 +23,7 @@ from postroad.links.links import Links
 from postroad.net.clock import Clock
 from postroad.net.listen import bind_both
 from postroad.net.server import Server
+from postroad.tracking.strategies import make_tracking
 from postroad.units import MIB
 from postroad.wire.frames import DEFAULT_LIMITS
 
@@ -44,12 +44,14 @@ class Node:
         if self.proxy is not None:
             await self.proxy.start()
             port = self.proxy.port
-        number = self._number
+        number, now_us = self._number, time.time_ns() // 1000
+        config = BrokerConfig(links=LinkSettings(address=self.address, datagrams=port), dial=self._dial)
         self.broker = Broker(
-            BrokerConfig(links=LinkSettings(address=self.address, datagrams=port), dial=self._dial),
+            config,
             Identity(number=number, node=bytes((number,)) * 16, name=f"b{number}", boot=1, starts=1),
             draw=secrets.randbelow,
-            now_us=time.time_ns() // 1000,
+            now_us=now_us,
+            tracking=make_tracking(config.tracking, me=number, stored=(), changes=(), now_us=now_us),
         )
         self.server = Server(
             self.broker,
@@ -91,11 +93,11 @@ async def _collect(events: Subscription, count: int) -> list[bytes]:
     return got
 
 
-async def _publish(client: Client, count: int) -> None:
+async def _publish(client: Client, count: int, together: int = 20) -> None:
     for number in range(count):
         kind = "x" if number % 2 else "y"
         await client.publish("orders/eu", str(number), {"kind": kind, "n": number}, mode="best-effort")
-        if number % 20 == 0:
+        if number % together == 0:
             await asyncio.sleep(0.01)
 
 
@@ -124,6 +126,89 @@ async def _repaired(loss: float, count: int) -> None:
 @pytest.mark.parametrize(("loss", "count"), [(0.01, 1_000), (0.1, 400)])
 def test_what_is_lost_is_repaired(loss: float, count: int) -> None:
     run(_repaired(loss, count))
+
+
+async def _traced(count: int) -> None:
+    async with line(None, 0.2) as nodes, contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        reader = await stack.enter_async_context(postroad.connect(nodes[1].address, name="reader"))
+        events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True))
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 1)
+        await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
+        ids = []
+        for number in range(count):
+            receipt = await publisher.publish("orders/eu", str(number), {"n": number}, mode="best-effort")
+            ids.append(receipt.id)
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            got = await _collect(events, count)
+        assert len(set(got)) == count
+        await asyncio.sleep(2.5)  # what repair brought is told once a second
+        on_the_link = at_the_end = repaired = 0
+        for identity in ids:
+            trail = await publisher.trace(identity)
+            assert (trail.origin, trail.verdict) == ("b1", "complete")
+            (receiver,) = trail.receivers
+            assert (receiver.subscriber.split("#")[0], receiver.broker) == ("reader", "b2")
+            came = [step.broker for step in trail.route] == ["b1", "b2"]
+            lost = [(loss.source, loss.target.split("#")[0]) for loss in trail.lost]
+            if not came:
+                assert (lost, receiver.repair) == ([("b1", "b2")], True), "lost on the link, and repaired"
+                on_the_link += 1
+            elif receiver.repair:
+                assert lost == [("b2", "reader")]
+                at_the_end += 1
+            else:
+                assert lost == []
+            assert all(loss.doubt < 0.01 for loss in trail.lost)
+            repaired += receiver.repair
+        assert on_the_link > 0
+        assert at_the_end > 0
+        assert repaired >= events.repair["recovered"] > 0
+
+
+def test_a_trace_shows_where_an_event_was_lost_and_who_got_a_repair() -> None:
+    run(_traced(150))
+
+
+async def _by_records(loss: float, count: int) -> None:
+    """The paper's way: records on events, requests among receivers. A cache beside the publisher's broker has
+    what the others miss; another one, in another scope, hears nothing of it."""
+    async with line(None, loss) as nodes, contextlib.AsyncExitStack() as stack:
+
+        async def client(node: Node, scope: str = "eu") -> Client:
+            found = await stack.enter_async_context(postroad.connect(node.address))
+            found.repair_by("records", scope=scope)
+            return found
+
+        near, far = await client(nodes[0]), await client(nodes[0], "us")
+        kept = await stack.enter_async_context(near._caching("orders/#", "", 1_000))
+        unasked = await stack.enter_async_context(far._caching("orders/#", "", 1_000))
+        reader, publisher = await client(nodes[1]), await client(nodes[0])
+        events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True))
+        await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
+        # Each in a datagram of its own: a record tells nothing of what is lost with all it would be told by.
+        publishing = asyncio.create_task(_publish(publisher, count, together=1))
+        async with asyncio.timeout(60):
+            got = await _collect(events, count)
+        await publishing
+        assert sorted(map(int, got)) == list(range(count)), "each once, none missing"
+        figures = events.repair
+        assert figures["recovered"] > 0
+        assert (figures["requests_sent"], figures["given_up"]) == (0, 0), "the publisher was not asked"
+        assert figures["asks_sent"] > 0
+        assert kept.repair["repairs_sent"] > 0
+        assert unasked.repair["repairs_sent"] == 0
+        assert unasked.repair["cache_messages"] == count, "it got all of the events, and none of the requests"
+        side = publisher._core.effort._publisher
+        assert side is not None
+        assert side.record > 10, "it grew with what was asked for"
+
+
+@pytest.mark.parametrize(("loss", "count"), [(0.01, 600), (0.1, 200)])
+def test_records_repair_among_receivers_of_one_scope(loss: float, count: int) -> None:
+    """Spec B3 to B5, B10."""
+    run(_by_records(loss, count))
 
 
 async def _ordered() -> None:
@@ -167,8 +252,7 @@ def test_where_datagrams_do_not_pass_the_connection_carries_the_events() -> None
 async def _dedicated_cache() -> None:
     async with line(1.0, 1.0) as nodes, contextlib.AsyncExitStack() as stack:
         keeper = await stack.enter_async_context(postroad.connect(nodes[0].address))
-        settings = RepairSettings(cache_min=1_000, cache_max=1_000)
-        kept = await stack.enter_async_context(keeper._repairing("orders/#", "", settings))
+        kept = await stack.enter_async_context(keeper._caching("orders/#", "", 1_000))
         reader = await stack.enter_async_context(postroad.connect(nodes[1].address))
         events = await stack.enter_async_context(reader.subscribe("orders/#", "kind = 'x'", repair=True))
         publisher = await postroad.connect(nodes[0].address)

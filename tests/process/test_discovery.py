@@ -154,12 +154,23 @@ def test_a_discovery_node_knows_a_broker_and_the_network_spreads_requests(run: R
 
 
 def test_brokers_find_each_other_with_nothing_but_discover(run: Run, space: Namespace) -> None:
-    """Spec V8, V11: no discovery node, multicast on the loopback interface; two links where there can be."""
-    for name in ("b1", "b2", "b3"):
-        run.broker(space, name, "--discover")
+    """Spec V8, V11: no discovery node, multicast on the loopback interface; two links where there can be.
+    Nobody chooses a port or a folder."""
+    started = [run.start(space, name, "up", "--name", name, "--discover") for name in ("b1", "b2", "b3")]
+    assert started[0][1] == "127.0.0.1:7420"
+    assert len({address for _, address in started}) == 3
+    folders = sorted(path.name for path in run.folder.glob("postroad-data*"))
+    assert folders == ["postroad-data", "postroad-data-2", "postroad-data-3"]
+    said = (run.folder / "b2.log").read_text()
+    assert "port 7420 is taken: listening on 127.0.0.1:" in said
+    assert "another broker uses postroad-data: this one has postroad-data-2" in said
+    alone = run.command(space, "up")
+    assert (alone.returncode, "127.0.0.1:7420 is taken" in alone.stderr) == (2, True)
 
     def links() -> list[int]:
-        return sorted(row["links"] for row in run.ask(space, "discover", "--json")["responses"])
+        done = run.command(space, "discover", "--json")
+        rows = json.loads(done.stdout)["responses"] if done.returncode == 0 else []
+        return sorted(row["links"] for row in rows)
 
     wait_until(lambda: links() == [2, 2, 2], "each has two links")
     # Whoever looks for others founds no queues of its own (spec queues, responsibility 9).
@@ -167,11 +178,13 @@ def test_brokers_find_each_other_with_nothing_but_discover(run: Run, space: Name
     assert sent.returncode == 0, sent.stderr
     logs = [(run.folder / f"{name}.log").read_text() for name in ("b1", "b2", "b3")]
     assert sum("founds the queues" in log for log in logs) == 1
-    # A command that is given no address finds one, too, and says so.
+    # A command that is given no address finds one, too, where none is at the default address, and says so.
+    started[0][0].kill()
+    started[0][0].wait(READY_S)
     done = run.command(space, "status", "--json")
     assert done.returncode == 0, done.stderr
     assert "looking for one" in done.stderr
-    assert json.loads(done.stdout)["name"] in ("b1", "b2", "b3")
+    assert json.loads(done.stdout)["name"] in ("b2", "b3")
 
 
 def test_where_there_is_nobody_a_search_ends_in_time_and_says_what_to_do(run: Run, space: Namespace) -> None:
@@ -201,23 +214,92 @@ CLIENT = """
 import asyncio, sys
 import postroad
 
+async def read(events, kind):
+    async for event in events:
+        gap = isinstance(event, postroad.Gap)
+        print(kind, "gap" if gap else int(event.payload), flush=True)
+        if kind == "manual" and not gap:
+            await events.ack(event)
+
+async def receive(application):
+    async with application.inbox() as inbox:
+        async for message in inbox:
+            await message.accept()
+            print("inbox", int(message.payload), flush=True)
+
 async def main():
     async with postroad.discover(bdn=sys.argv[1], interface="off", timeout=60) as client:
-        print("broker", client.broker, flush=True)
-        async with client.subscribe("t/#", durable="reader", token="") as events:
-            print("subscribed", flush=True)
-            async for event in events:
-                print("event", event.payload.decode(), client.broker, flush=True)
-                await events.ack(event)
+        async with client.subscribe("t/#", durable="left", ack="auto"):
+            pass
+        async with asyncio.TaskGroup() as group:
+            for kind in ("auto", "manual"):
+                events = await client.subscribe("t/#", where="even = TRUE", durable=kind, ack=kind)
+                group.create_task(read(events, kind))
+            group.create_task(read(await client.subscribe("t/#", durable="keeper", token=""), "keeper"))
+            group.create_task(read(await client.subscribe("p/#"), "plain"))
+            group.create_task(receive(client.application("orders")))
+            print("broker", client.broker, flush=True)
+            now = client.broker
+            while True:
+                await asyncio.sleep(0.05)
+                if client.connected and client.broker != now:
+                    now = client.broker
+                    print("broker", now, flush=True)
+
+asyncio.run(main())
+"""
+LOAD = """
+import asyncio, sys
+import postroad
+
+async def main():
+    first, last = map(int, sys.argv[2:])
+    async with postroad.connect(sys.argv[1], timeout=60) as client:
+        async def send():
+            shop = client.application("shop")
+            for n in range(first, last):
+                await shop.send("orders", b"%d" % n)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send())
+            for n in range(first, last):
+                await client.publish("t/x", b"%d" % n, attributes={"even": n % 2 == 0}, mode="durable")
+                await client.publish("p/x", b"%d" % n)
+                await asyncio.sleep(0.01)
+    print("done", flush=True)
 
 asyncio.run(main())
 """
 
 
+class Watched:
+    """What the client prints, by the first word, and in one list."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.got: dict[str, list[str]] = {}
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            word, value = line.split()
+            self.got.setdefault(word, []).append(value)
+
+    def last(self, kind: str) -> int:
+        return int(next(reversed([value for value in self.got.get(kind, []) if value != "gap"]), "0"))
+
+    def end(self) -> None:
+        self.process.kill()
+        self._thread.join(READY_S)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_client_moves_when_its_broker_dies_or_drains_and_its_subscription_goes_on(
+def test_a_client_moves_when_its_broker_dies_or_drains_and_all_that_it_reads_goes_on(
     run: Run, space: Namespace, how: signal.Signals
 ) -> None:
+    """Under load: durable subscriptions, whoever keeps their token, and inboxes miss nothing and get nothing
+    twice; a plain one says what it missed. The dead broker comes back and has nothing to say."""
     _, bdn = run.start(space, "bdn", "bdn", "--listen", "127.0.0.1:0")
     processes, addresses = {}, {}
     for name in ("b1", "b2", "b3"):
@@ -227,25 +309,48 @@ def test_a_client_moves_when_its_broker_dies_or_drains_and_its_subscription_goes
     wait_until(
         lambda: run.command(space, *asked).returncode == 0 and len(names(run.ask(space, *asked))) == 3, "all"
     )
-    client = run.program(space, CLIENT, bdn)
-    assert client.stdout is not None
-    word, first = client.stdout.readline().split()
-    assert word == "broker"
-    assert client.stdout.readline() == "subscribed\n"
-    other = next(name for name in processes if name != first)
+    client = Watched(run.program(space, CLIENT, bdn))
+    try:
+        wait_until(lambda: "broker" in client.got, "it has subscribed", READY_S)
+        (first,) = client.got["broker"]
+        other = next(name for name in processes if name != first)
+        load = run.program(space, LOAD, addresses[other], "1", "301")
+        wait_until(lambda: client.last("auto") >= 50 and client.last("inbox") >= 20, "it reads", READY_S)
+        processes[first].send_signal(how)
+        processes[first].wait(READY_S)
+        # A new process, which remembers nothing, waits for the broker, and is told so.
+        left = run.command(space, "sub", "t/#", "--durable", "left", "--broker", addresses[other])
+        assert left.returncode == 1
+        assert f"kept by broker '{first}', which cannot be reached" in left.stderr
+        wait_until(lambda: client.last("keeper") == 300 and client.last("inbox") == 300, "all", READY_S)
+        wait_until(lambda: client.last("auto") == client.last("manual") == 300, "even ones", READY_S)
+        assert load.wait(READY_S) == 0
+        assert client.got["broker"][-1] != first
+        links = [word for name in processes if name != first for word in ("--link", addresses[name])]
+        run.broker(space, first, "--listen", addresses[first], "--bdn", bdn, *links)
 
-    def publish(text: str) -> None:
-        done = run.command(space, "pub", "t/x", text, "--durable", "--broker", addresses[other])
-        assert done.returncode == 0, done.stderr
+        def moved() -> dict[str, bool]:
+            listed = run.command(space, "subs", "--json", "--broker", addresses[first]).stdout.splitlines()
+            return {row["name"]: row["moved"] for row in map(json.loads, listed)}
 
-    publish("one")
-    assert client.stdout.readline().split() == ["event", "one", first]
-    processes[first].send_signal(how)
-    processes[first].wait(READY_S)
-    publish("two")
-    word, text, now = client.stdout.readline().split()
-    assert (word, text) == ("event", "two")
-    assert now != first
+        expected = {"auto": True, "manual": True, "keeper": True, "left": False}
+        wait_until(lambda: moved() == expected, "it knows that they moved")
+        assert run.program(space, LOAD, addresses[first], "301", "321").wait(READY_S) == 0
+        wait_until(lambda: client.last("keeper") == 320 and client.last("inbox") == 320, "more", READY_S)
+        wait_until(lambda: client.last("auto") == client.last("manual") == 320, "even ones", READY_S)
+    finally:
+        client.end()
+    everything = [str(n) for n in range(1, 321)]
+    assert client.got["keeper"] == client.got["inbox"] == everything
+    assert client.got["auto"] == client.got["manual"] == everything[1::2]
+    before, gap = 0, False
+    for told in client.got["plain"]:
+        if told == "gap":
+            gap = True
+            continue
+        assert int(told) == before + 1 or (gap and int(told) > before), client.got["plain"]
+        before, gap = int(told), False
+    assert before == 320
 
 
 def test_only_who_has_the_token_is_answered(run: Run, space: Namespace) -> None:

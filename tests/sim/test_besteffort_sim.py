@@ -7,7 +7,7 @@ import pytest
 
 from postroad.broker.core import Broker
 from postroad.client import effects as fx
-from postroad.client.repair.settings import RepairSettings
+from postroad.client.repair.settings import RepairSettings, settings_for
 from postroad.client.settings import ClientSettings
 from postroad.config import BrokerConfig
 from postroad.events import Gap
@@ -31,7 +31,8 @@ class Stage:
         self.network = Network(self.world)
         self.network.default = LOSSY
         self.got: dict[str, list[bytes]] = {}
-        self.gaps: list[Gap] = []
+        self.gaps: list[Gap] = []  # of all
+        self.gaps_of: dict[str, list[Gap]] = {}
         self.lives: dict[str, Life] = {}
         self.processes = [self._process(number) for number in (1, 2, 3)]
         for process in self.processes:
@@ -65,6 +66,7 @@ class Stage:
                 got.extend(event.payload for event in effect.batch.events())
             elif isinstance(effect, fx.Missed) and effect.gap.pubend:
                 self.gaps.append(effect.gap)
+                self.gaps_of.setdefault(name, []).append(effect.gap)
 
         settings = ClientSettings(addresses=(f"{broker}:7420",), name=name)
         life = self.lives[name] = Life(self.world, self.network, settings, hear)
@@ -72,11 +74,12 @@ class Stage:
         self.run(1)
         return life
 
-    def subscribe(self, name: str, broker: str, where: str) -> Life:
+    def subscribe(self, name: str, broker: str, where: str, settings: RepairSettings | None = None) -> Life:
         life = self.client(name, broker)
+        life.core.effort.choose(settings or RepairSettings())
         _, effects = life.core.subscribe(
             Subscribe(number=0, topic="a/#", where=where),
-            repair=RepairSettings(),
+            repair=life.core.effort.settings,
             now_us=self.world.now_us,
         )
         life.perform(effects)
@@ -161,3 +164,34 @@ def test_a_storm_under_a_partition_is_bounded() -> None:
     figures = reader.core.effort.figures(1)
     assert figures["missing"] == 0
     assert missing <= sum(gap.end - gap.start for gap in stage.gaps) <= missing + 64
+
+
+@pytest.mark.parametrize("seed", [6])
+def test_caches_come_and_go(seed: int) -> None:
+    """The paper's way (B3 to B8): whoever is there repairs. A publisher that starts anew, caches that end and
+    others that begin: nothing comes twice, and what is missing is at most not found out."""
+    stage = Stage(seed)
+    settings = settings_for("records", "eu")
+    far = stage.subscribe("far", "b3", "", settings)
+    caches = [stage.subscribe("cache0", "b1", "", settings)]
+    publishers = [stage.client("publisher0", "b1")]
+    publishers[0].core.effort.choose(settings)
+    stage.run(6)
+    for at in range(1, 5):
+        stage.publish(publishers[-1], 100 * (at - 1), 60)
+        caches.append(stage.subscribe(f"cache{at}", f"b{1 + at % 2}", "", settings))
+        caches.pop(0).end(silently=at % 2 == 0)
+        stage.publish(publishers[-1], 100 * (at - 1) + 60, 40)
+        if at == 2:
+            publishers[-1].end(silently=False)
+            publishers.append(stage.client("publisher1", "b1"))
+            publishers[-1].core.effort.choose(settings)
+    stage.run(90)
+    stage.check()
+    got = stage.numbers("far")
+    assert got == sorted(set(got))
+    figures = far.core.effort.figures(1)
+    assert figures["recovered"] > 0
+    assert figures["missing"] == figures["requests_sent"] == 0
+    told = sum(gap.end - gap.start for gap in stage.gaps_of.get("far", []))
+    assert len(got) + told >= 400 - 8, "what neither came nor is a Gap was lost with all that told of it"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -15,7 +17,17 @@ from postroad.sim.discovery import BROKER_PORT, NODE_PORT, DiscoveryWorld, Reque
 from postroad.sim.machine.disk import CrashStyle
 from postroad.sim.machine.network import Quality
 from postroad.units import MILLISECOND_US, SECOND_US
-from postroad.wire.discovery import MIN_REQUEST_BYTES, Cookie, Inject, Kind, Request, decode, encode, padded
+from postroad.wire.discovery import (
+    MIN_REQUEST_BYTES,
+    Cookie,
+    Inject,
+    Kind,
+    Pong,
+    Request,
+    decode,
+    encode,
+    padded,
+)
 
 MS = MILLISECOND_US
 JITTER_US = 300
@@ -127,6 +139,22 @@ def test_without_any_discovery_node_multicast_or_the_brokers_of_last_time_serve(
     assert is_good(world, requester)
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_by_multicast_a_search_takes_a_cookie_a_response_and_a_ping(linked: bool) -> None:
+    """Paper 9, figure 12; nobody waits for those who have nothing to say."""
+    world = DiscoveryWorld(11, lambda *_: 3 * MS, quality=Quality(jitter_us=JITTER_US))
+    for number in range(5):
+        world.broker(f"b{number}", links=[f"b{number - 1}"] if number and linked else [])
+    world.run(15 * SECOND_US)
+    requester = world.requester("c", multicast=True)
+    world.finish(requester)
+    found = requester.search.found
+    assert found is not None
+    assert len(found.candidates) == 5
+    # A round trip for each of the three, the time between pings, and that of simulated turns.
+    assert found.phases_us["total"] <= 3 * 2 * (3 * MS + JITTER_US) + 2 * MS
+
+
 def test_every_search_ends_within_its_timeout_also_where_nobody_answers() -> None:
     world = network(4)
     for name in world.brokers:
@@ -182,6 +210,29 @@ def test_a_crowd_that_arrives_at_once_spreads_over_equally_near_brokers(crowd: i
     assert max(counts.values()) <= crowd / 3
 
 
+def test_clients_leave_a_broker_that_became_much_worse_and_do_not_swing_back() -> None:
+    """Every client is the product's core, which reviews its choice once a minute."""
+    world = DiscoveryWorld(10, lambda one, other: (9 if "b0" in (one, other) else 10) * MS)
+    world.node("n")
+    for number in range(3):
+        world.broker(f"b{number}", links=[f"b{number - 1}"] if number else [], nodes=["n"])
+    world.run(15 * SECOND_US)
+    clients = [world.client(f"c{number}", nodes=["n"]) for number in range(30)]
+    world.run(300 * SECOND_US)
+    at_first = Counter(one.arrived[-1] for one in clients)
+    assert all(len(one.arrived) == 1 for one in clients), "nobody moves without a reason"
+    assert at_first["b0"] >= 5, "the nearest by a little"
+    busy = world.brokers["b0"]
+    busy.load = replace(busy.load, cpu_share=1.0)
+    world.run(600 * SECOND_US)
+    moved = [one for one in clients if len(one.arrived) > 1]
+    assert {one.arrived[-1] for one in clients} == {"b1", "b2"}
+    assert len(moved) == at_first["b0"]
+    busy.load = replace(busy.load, cpu_share=0.1)
+    world.run(900 * SECOND_US)
+    assert max(len(one.arrived) for one in clients) == 2, "nobody swings back"
+
+
 class Attacker:
     """Sends what it likes, with any source, and hears what comes to its own address."""
 
@@ -191,7 +242,7 @@ class Attacker:
         self.name = name
         self.heard: list[bytes] = []
         self._network = world.network
-        world._place(name)
+        world.place(name)
         world.network.bind((name, 1), self)
 
     def datagram(self, source: Endpoint, data: bytes, group: Endpoint | None) -> None:
@@ -262,6 +313,41 @@ def test_a_replayed_request_is_answered_neither_twice_nor_to_another_address() -
     world.run(2 * SECOND_US)
     assert responses(world) == before
     assert {type(decode(one)) for one in attacker.heard} == {Cookie}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lose", [0.0, 0.1, 0.2, 0.3])
+def test_a_campaign_of_loss_death_partitions_and_forgery(lose: float) -> None:
+    """Every search ends in time. Nearly always it finds the best broker, or one within 10% of it."""
+    good = total = failed = 0
+    for seed in range(100, 112):
+        world = network(seed, nodes=2, lose=lose)
+        attacker, random = Attacker(world, f"s{seed}attacker"), Random(seed)
+        for number in range(10):
+            name = f"s{seed}c{number}"
+            if number == 3:
+                world.nodes[f"s{seed}n0"].crash(silently=True, style=CrashStyle())
+            if number == 5:
+                world.brokers[f"s{seed}b7"].crash(silently=True, style=CrashStyle())
+            if number == 7:  # of the network, by which the request spreads, and not of its requester
+                until_us = world.world.now_us + 20 * SECOND_US
+                world.network.block(f"s{seed}b0", f"s{seed}b1", until_us)
+            requester = world.requester(name, nodes=list(world.nodes))
+            for _ in range(20):
+                node = random.choice(list(world.nodes))
+                forged = Request(uuid=random.randbytes(16), attempt=1, sent_us=0, cookie=random.randbytes(24))
+                data = encode(padded(forged, MIN_REQUEST_BYTES))
+                attacker.send((name, 40_000), (node, NODE_PORT), data)
+                pong = encode(Pong(key=random.randbytes(24), sent_us=0, time_us=0))
+                attacker.send((f"s{seed}b0", BROKER_PORT), (name, 40_000), pong)
+            world.finish(requester)
+            assert requester.ended_us - requester.started_us <= SearchSettings().timeout_us + MS
+            total += 1
+            failed += requester.search.found is None
+            good += requester.search.found is not None and is_good(world, requester)
+    print(f"loss {lose}: {good} of {total} good, {failed} without a choice")  # noqa: T201
+    assert failed == 0
+    assert good >= total * 0.97, f"{good} of {total}"
 
 
 def responses(world: DiscoveryWorld) -> int:

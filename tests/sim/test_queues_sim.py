@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 
+from postroad.ids import queue_message_id
 from postroad.queues import inbox, views
 from postroad.queues.inbox import Accept, Answer, Inboxes, Message
 from postroad.queues.settings import QueueConfig
 from postroad.sim.queue_scenario import QueueOutcome, QueueScenario
+from postroad.tracking.query.trace import Trace
 
 SEEDS = (2, 4, 5, 7, 8)
 
@@ -94,7 +98,7 @@ def test_the_judge_sees_a_message_that_is_lost(monkeypatch: pytest.MonkeyPatch) 
         answer = real(self, put)
         for message in put.messages:
             key = (message.chain, message.source, message.id)
-            if message.id == 7 and key in self.inboxes[message.inbox].numbers:
+            if (message.id >> 16) % 7 == 0 and key in self.inboxes[message.inbox].numbers:
                 self._remove(self.inboxes[message.inbox], key)
         return answer
 
@@ -137,3 +141,35 @@ def test_the_judge_sees_that_a_broker_which_left_the_replicas_still_holds_one(
 ) -> None:
     monkeypatch.setattr(views.Arc, "_drop", lambda self: setattr(self, "drop_at", None))
     assert {run(seed, 20).rule for seed in (6, 9)} == {"deleted"}
+
+
+def test_every_accepted_message_has_a_way_from_its_sender_to_its_consumer() -> None:
+    """Spec T6 for queues: the entry, the responsible broker and the consumer's entry, each once."""
+    scenario = QueueScenario(seed=4, seconds=20, faults=False)
+    assert scenario.run().rule == ""
+    brokers = {broker.identity.number: broker for broker in scenario.brokers().values()}
+    names = {number: broker.identity.name for number, broker in brokers.items()}
+    lengths = set()
+    for source in scenario.sources:
+        numbers = scenario.ledger.sent_by(source.name)
+        assert numbers
+        for number in numbers:
+            trace = Trace([queue_message_id(source.session, number)], reachable=brokers, now_us=0)
+            asks = trace.start(0)
+            while asks:
+                ask = asks.pop()
+                tracking = brokers[ask.broker].tracking
+                assert tracking is not None
+                answer, unread = tracking.answer(ask.question, {})
+                assert unread == ()
+                asks += trace.answered(ask.broker, answer, 0)
+            (result,) = trace.results(names)
+            assert result.verdict == "complete", result
+            (receiver,) = result.receivers
+            steps = [(step.broker, step.source) for step in result.route]
+            assert steps[0] == (result.origin, None)
+            assert steps == [(steps[0][0], None), *((to, before) for (before, _), (to, _) in pairwise(steps))]
+            assert steps[-1][0] == receiver.broker
+            assert receiver.subscriber.startswith("inbox")
+            lengths.add(len(steps))
+    assert max(lengths) == 3

@@ -19,11 +19,13 @@ from tests.worlds.spark_traces import rows_of
 import postroad
 from postroad.errors import UsageError
 from postroad.ids import HISTORY, pubend_id, pubend_text
-from postroad.spark.audit import LANDING, as_rows, audit, landed_subscriptions
+from postroad.spark.audit import LANDING, Audit, as_rows, audit, landed_subscriptions
+from postroad.spark.audit_modes import QUEUE_KINDS
 from postroad.spark.lake import landing, rows
 from postroad.spark.lake.compact import compact
 from postroad.spark.lake.landing import _Feed, _mapped, _Maps, land, unlanded_history
 from postroad.spark.lake.tables import Lake
+from postroad.spark.plan_repair import observe_losses
 from postroad.spark.report import collect, write_report
 from postroad.spark.trace.topology import latest, tracking_settings
 from postroad.tracking.attachment_log import SNAPSHOT, Change
@@ -46,6 +48,56 @@ def published(address: str) -> str:
     return str(made.id)
 
 
+def queued(sender: str, receiver: str) -> None:
+    """Twenty messages through two brokers, accepted in turn."""
+    with (
+        postroad.sync.connect(sender) as seller,
+        seller.application("shop") as shop,
+        postroad.sync.connect(receiver) as taker,
+        taker.application("stock") as stock,
+        stock.inbox() as messages,
+    ):
+        for number in range(20):
+            shop.send("stock", str(number))
+        for number in range(20):
+            message = messages.get(60)
+            assert message.payload == str(number).encode()
+            message.accept()
+
+
+def best_effort(sender: str, receiver: str) -> None:
+    with (
+        postroad.sync.connect(receiver) as reader,
+        reader.subscribe("prices/#", repair=True) as events,
+        postroad.sync.connect(sender) as publisher,
+    ):
+        for number in range(60):
+            publisher.publish("prices/eu", str(number), mode="best-effort")
+            time.sleep(0.005)
+        assert len({events.get(60).payload for _ in range(60)}) == 60
+        time.sleep(2.5)  # subscribers say once a second what they got
+
+
+def check_other_modes(found: Audit, names: set[str], lake: Lake) -> None:
+    (inbox,) = as_rows(found.queues.inboxes)
+    assert (inbox["inbox"], inbox["kept"], inbox["accepted"], inbox["pending"]) == ("stock", 20, 20, 0)
+    assert [inbox[kind] for kind in QUEUE_KINDS] == [0, 0, 0, 0]
+    assert 0 < inbox["latency_us"][0] <= inbox["latency_us"][2] <= inbox["latency_max_us"]
+    assert as_rows(found.queues.faults) == []
+    called = {row.broker: row.name for row in lake.read("topology").select("broker", "name").collect()}
+    assert set(called.values()) == names
+    links = {(called[row["source"]], called[row["target"]]): row for row in as_rows(found.best_effort.links)}
+    assert links["b1", "b2"]["sent"] >= 60
+    assert links["b1", "b2"]["sent"] == links["b1", "b2"]["received"] + links["b1", "b2"]["lost"]
+    (published,) = as_rows(found.best_effort.published)
+    assert (called[published["broker"]], published["published"]) == ("b1", 60)
+    (repaired,) = as_rows(found.best_effort.receivers)
+    assert repaired["received"] + repaired["recovered"] >= 60
+    losses = observe_losses(lake)
+    assert losses is not None
+    assert (losses.published, losses.receivers, losses.match) == (60, 1, 1.0)
+
+
 def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
     """P4, P7: events and what brokers say about themselves, incrementally; the audit has all it needs."""
     extra = configured(tmp_path, QUICK)
@@ -63,9 +115,14 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
         events.ack()
     assert len(seen) == 100
     publish(two.address, range(100, 130), "elsewhere")
+    queued(one.address, two.address)
+    best_effort(one.address, two.address)
     until = time.monotonic() + WAIT_S
-    while not all(lake.files(table) for table in ("events", "filters", "attachments", "topology")) or (
+    tables = ("events", "filters", "attachments", "topology", "best_effort_links", "repairs")
+    while not all(lake.files(table) for table in tables) or (
         lake.read("deliveries").filter("what = 'event' AND subscriber = 'billing'").count() < 100
+        or lake.read("queue_events").filter("what = 'accepted'").count() < 20
+        or lake.read("repairs").agg({"received": "max"}).collect()[0][0] < 50
     ):
         assert time.monotonic() < until
         land(lake, network, once=True)
@@ -80,8 +137,12 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
     (row,) = as_rows(found.summary)
     assert (row["due"], row["delivered"], row["missing"]) == (100, 100, 0)
     assert as_rows(found.faults) == []
+    check_other_modes(found, {one.name for one in (one, two)}, lake)
     write_report(tmp_path / "good.html", collect(lake, found, late_us=10_000_000))
-    assert "None found" in (tmp_path / "good.html").read_text()
+    good = (tmp_path / "good.html").read_text()
+    assert "None found" in good
+    assert "1 inboxes, no fault found" in good
+    assert "b1 → b2" in good
 
     lost = delivered.select("id", "tick").orderBy("tick").collect()[50].id
     rest = lake.read("deliveries").filter(f"NOT (id <=> '{lost}')")

@@ -147,7 +147,7 @@ def answers(table: DataFrame, columns: list[str]) -> list[list[bool | None]]:
 @pytest.mark.parametrize(
     ("conditions", "codegen"),
     [
-        (1000, False),
+        (400, False),
         (30, True),
         pytest.param(4000, False, marks=pytest.mark.soak),
         pytest.param(200, True, marks=pytest.mark.soak),

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "besteffort": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
     "durable": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
     "ring": SEAM | {"links", "overlay"},
-    "queues": SEAM | {"links", "overlay", "ring"},
+    "queues": SEAM | {"links", "overlay", "tracking", "ring"},
     "discovery": SEAM | {"links", "overlay"},
     "history": SEAM | {"overlay", "tracking", "durable"},
     "config": VOCABULARY

@@ -24,12 +24,26 @@ class Reader(DurableClient):
     """A durable subscriber: its token is what it has taken."""
 
     def begin(
-        self, name: str, *, token: str = "", ack: str = "", topic: str = "t", since_us: int = 0
+        self,
+        name: str,
+        *,
+        token: str = "",
+        ack: str = "",
+        topic: str = "t",
+        since_us: int = 0,
+        epoch: int = 0,
     ) -> None:
         self.send(
             encode(
                 Subscribe(
-                    number=1, topic=topic, where="", durable=name, token=token, ack=ack, since_us=since_us
+                    number=1,
+                    topic=topic,
+                    where="",
+                    durable=name,
+                    token=token,
+                    ack=ack,
+                    since_us=since_us,
+                    epoch=epoch,
                 )
             )
         )

@@ -7,9 +7,12 @@ import heapq
 import random
 from collections.abc import Callable
 
+import pytest
+
 from postroad.ring.pastry import Changed, NodeId, Pastry, Send, Settings, decode, encode, number
 
 STABLE_S = 8  # silence is noticed after 3 s, and its repair needs a heartbeat or two
+LONG = [pytest.mark.soak, pytest.mark.timeout(3_600)]
 
 
 def node_id(name: str) -> NodeId:

@@ -26,9 +26,10 @@ from postroad.events import Gap
 RATE: Final = 2_000  # events a second, with the load in one process of Python
 STEP_S: Final = 0.005  # events leave in groups of this long
 MODES: Final = {
-    "plain, our client": ("plain", False),
-    "best effort, our client": ("best-effort", False),
-    "best effort with repair, our client": ("best-effort", True),
+    "plain, our client": ("plain", ""),
+    "best effort, our client": ("best-effort", ""),
+    "best effort with repair, our client": ("best-effort", "summaries"),
+    "best effort with records, our client": ("best-effort", "records"),
 }
 
 
@@ -39,26 +40,23 @@ def cases(names: str, seconds: float) -> list[Case]:
         for system in wanted
     ]
     if any(system.name == "postroad" for system in wanted):
-        for workload, (mode, repair) in MODES.items():
-            run = partial(_measure, mode, repair, seconds)
+        for workload, (mode, way) in MODES.items():
+            run = partial(_measure, mode, way, seconds)
             rows.append(Case(system=SYSTEMS["postroad"], workload=workload, run=run))
     return rows
 
 
-def _measure(mode: str, repair: bool, seconds: float) -> workloads.Figures:
+def _measure(mode: str, way: str, seconds: float) -> workloads.Figures:
     with serving(SYSTEMS["postroad"]) as running:
         host, port = running.addresses[0]
-        return asyncio.run(_loaded(f"{host}:{port}", running.pids(), mode, repair, seconds))
+        return asyncio.run(_loaded(f"{host}:{port}", running.pids(), mode, way, seconds))
 
 
-async def _loaded(
-    address: str, pids: list[int], mode: str, repair: bool, seconds: float
-) -> workloads.Figures:
-    async with (
-        connect(address) as publisher,
-        connect(address) as reader,
-        reader.subscribe("bench/#", "kind = 'x'", repair=repair) as events,
-    ):
+async def _loaded(address: str, pids: list[int], mode: str, way: str, seconds: float) -> workloads.Figures:
+    publisher, reader = connect(address), connect(address)
+    for client in (publisher, reader):
+        client.repair_by(way or "summaries")
+    async with publisher, reader, reader.subscribe("bench/#", "kind = 'x'", repair=bool(way)) as events:
         warm = round(workloads.WARM_S / STEP_S)
         steps = warm + round(seconds / STEP_S)
         group = round(RATE * STEP_S)
@@ -74,7 +72,7 @@ async def _loaded(
                 await publisher.publish("bench/a", stamp + filler, {"kind": "x"}, mode=mode)
             await asyncio.sleep(max(0.0, begin + (step + 1) * STEP_S - time.monotonic()))
         used = cpu_seconds(pids) - before
-        await asyncio.sleep(3.0 if repair else 1.0)
+        await asyncio.sleep(3.0 if way else 1.0)
         reading.cancel()
         figures = events.repair
     late, published = delays[group * warm :], group * (steps - warm)

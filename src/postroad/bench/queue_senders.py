@@ -20,6 +20,7 @@ from postroad.bench.durable_sessions import AmqpDurable, JetStream
 from postroad.bench.native import Native
 from postroad.bench.sessions import Address
 from postroad.errors import PeerError, UnavailableError
+from postroad.ids import SESSION_DRAWN_BYTES, first_number, session_from
 from postroad.units import MIB
 from postroad.wire import frames
 from postroad.wire.frames import Posting, Splitter
@@ -64,8 +65,8 @@ class PostroadSender(Sender):
         native = Native.connect(address)
         self.socket = native.socket
         self.queue = queue
-        self.session = session or secrets.token_bytes(8)
-        self.last = last or time.time_ns() // 1000
+        self.session = session or session_from(secrets.token_bytes(SESSION_DRAWN_BYTES))
+        self.last = last or first_number(time.time_ns() // 1_000_000)
         self._before = 0
         self._sent: dict[int, int] = {}  # number -> messages not confirmed
         self._number = 0

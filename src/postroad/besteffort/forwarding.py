@@ -24,12 +24,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from postroad.besteffort.ledger import Ledger
 from postroad.besteffort.settings import BestEffortConfig
 from postroad.clients.publishing import Publishers
 from postroad.errors import BugError, PeerError
-from postroad.events.batch import EventBatch, frame_ids
+from postroad.events.batch import MAX_ROWS_BYTES, EventBatch, frame_ids
 from postroad.events.topics import RESERVED
-from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
+from postroad.kernel.layout import EVENT_HEADER_BYTES
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
@@ -44,11 +45,8 @@ from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
 from postroad.wire.datagrams import (
     BEST_EFFORT,
-    DATAGRAM_PREFIX_BYTES,
     GREETING,
     MAX_BEST_EFFORT_BYTES,
-    MAX_DATAGRAM_BYTES,
-    SEAL_BYTES,
     SESSION_BYTES,
     seal,
     session_of,
@@ -60,7 +58,6 @@ GREET_US: Final = 5 * SECOND_US
 SILENT_US: Final = 3 * GREET_US  # after this long without a datagram the connection is used again
 MAX_HOPS: Final = 64  # between brokers, where views of the graph differ for a moment
 REPAIR_TOPICS: Final = "$repair/"  # of clients' repair messages, which are not tracked
-ROOM_BYTES: Final = MAX_DATAGRAM_BYTES - DATAGRAM_PREFIX_BYTES - SEAL_BYTES  # for a frame
 COUNTERS: Final = (
     "best_effort_published_total",
     "best_effort_received_total",
@@ -101,6 +98,7 @@ class Forwarding:
         delivery: Delivery,
         links: Links,
         publishers: Publishers,
+        ledger: Ledger,
         tracking: Tracking | None,
         records_forwards: bool,
     ) -> None:
@@ -111,6 +109,7 @@ class Forwarding:
         self._delivery = delivery
         self._links = links
         self._publishers = publishers
+        self._ledger = ledger
         self._tracking = tracking
         self._records_forwards = records_forwards
         self._paths: dict[int, _Path] = {}  # by connection, of clients and neighbours that are up
@@ -209,16 +208,24 @@ class Forwarding:
             self._counters["best_effort_limited_total"] += batch.count
             return
         self._publishers.check(peer, batch)
-        largest = int((batch.offsets[1:] - batch.offsets[:-1]).max())
+        sizes = batch.offsets[1:] - batch.offsets[:-1]
+        largest = int((sizes - batch.headers["record_length"]).max())
         if largest > MAX_BEST_EFFORT_BYTES:
             raise PeerError(f"a best-effort event of {largest} bytes, the most is {MAX_BEST_EFFORT_BYTES}")
+        longest = int(sizes.max()) + EVENT_HEADER_BYTES
+        if longest > MAX_ROWS_BYTES:
+            raise PeerError(
+                f"a best-effort event of {longest} bytes with its record, the most is {MAX_ROWS_BYTES}"
+            )
         for topic in batch.topics():
             if not self._links.may_publish(peer.connection, topic) or topic.split("/", 1)[0] == RESERVED:
                 self._counters["best_effort_refused_total"] += batch.count
                 return
         self._counters["best_effort_published_total"] += batch.count
-        if self._tracking is not None and _tracked(batch):
-            self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
+        if _tracked(batch):
+            self._ledger.sent(self._me, batch.count)
+            if self._tracking is not None:
+                self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
         self._spread(turn, self._me, batch, MAX_HOPS)
 
     def _within(self, path: _Path, size: int, now_us: int) -> bool:
@@ -238,6 +245,7 @@ class Forwarding:
             self._counters["best_effort_dropped_total"] += batch.count
             return
         self._counters["best_effort_received_total"] += batch.count
+        self._ledger.received(path.peer.broker, batch.count)
         if self._tracking is not None and _tracked(batch):
             self._tracking.routed(origin, path.peer.broker, batch.ids(), turn.now_us)
         self._spread(turn, origin, batch, hops - 1)
@@ -266,6 +274,9 @@ class Forwarding:
             rows = rows_for(groups, owners)
             if rows is None:
                 continue
+            self._ledger.sent(child, len(rows))
+            if tracked and self._tracking is not None:
+                self._tracking.sent(origin, child, batch.ids(rows), turn.now_us)
             frames = list(_frames(batch, rows, origin, hops))
             if self._send(turn, self._neighbours.get(child), frames, len(rows)):
                 self._counters["best_effort_forwarded_total"] += len(rows)
@@ -332,11 +343,11 @@ def _frames(batch: EventBatch, rows: NDArray[np.uint32], origin: int, channel: i
     """Frames of these rows, each of which fits a datagram."""
     offsets = batch.offsets
     sizes = (offsets[rows + 1] - offsets[rows] + EVENT_HEADER_BYTES).tolist()
-    first, size = 0, FRAME_HEADER_BYTES
+    first = size = 0
     for at, more in enumerate(sizes):
-        if at > first and size + more > ROOM_BYTES:
+        if at > first and size + more > MAX_ROWS_BYTES:
             yield _frame(batch, rows[first:at], origin, channel)
-            first, size = at, FRAME_HEADER_BYTES
+            first, size = at, 0
         size += more
     yield _frame(batch, rows[first:], origin, channel)
 

@@ -105,6 +105,10 @@ class Broker:
         self._board.request("status", self._status_request)
         self._board.metrics(self._metrics)
 
+    @property
+    def tracking(self) -> Tracking | None:
+        return self._rooms.tracking
+
     # ---- the driver's side
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:

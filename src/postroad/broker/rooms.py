@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from postroad.besteffort.forwarding import Forwarding
+from postroad.besteffort.ledger import Ledger
 from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.quotas import Quotas
@@ -39,6 +40,7 @@ from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
 from postroad.queues.queues import Queues
+from postroad.queues.witness import Witness
 from postroad.ring.pastry import Settings as RingSettings
 from postroad.ring.ring import Ring, ring_id
 from postroad.seam.storage import LogStream, StreamEnd
@@ -212,6 +214,7 @@ class Rooms:
             clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
             refuse=start.refuse,
         )
+        self.best_effort_ledger = Ledger(board, delivery=self.delivery, tracking=tracking)
         self.besteffort = Forwarding(
             board,
             me=me,
@@ -221,6 +224,7 @@ class Rooms:
             delivery=self.delivery,
             links=self.links,
             publishers=self._publishers,
+            ledger=self.best_effort_ledger,
             tracking=tracking,
             records_forwards=config.tracking.routing != "all",
         )
@@ -278,6 +282,7 @@ class Rooms:
                 reachable=self.topology.reachable,
                 links=self._own_links,
                 acknowledged=_nothing if self.subscribers is None else self.subscribers.acknowledged,
+                best_effort=self.best_effort_ledger,
             ),
             tracking=start.tracking,
             config=config.tracking,
@@ -352,6 +357,12 @@ class Rooms:
             topology=self.topology,
             links=self.links,
             told_of_others=bool(config.dial) or config.discovery.join,
+            witness=Witness(
+                me=identity.number,
+                tracking=start.tracking,
+                reporting=self.history.wants_queues,
+                report=self.history.queued,
+            ),
             draw=start.draw,
         )
 

@@ -193,10 +193,55 @@ def pipeline(
     _finish("pipeline", rows, settings, as_json=as_json)
 
 
+def hostile(
+    attacks: Annotated[
+        str, typer.Option(help="Those whose names hold one of these words, separated by commas.")
+    ] = "",
+    seconds: Annotated[float, typer.Option(min=0.2, help="Before, during and after each attack.")] = 3.0,
+    as_json: Json = False,
+) -> None:
+    """An honest publisher and subscriber beside each attack: p99 and memory before, during and after it."""
+    import signal
+
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from postroad.bench.hostile import chosen, run, show
+    from postroad.bench.rounds import machine
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Console(stderr=True).status("starting") as status:
+        rows = run(chosen(attacks), seconds, status.update)
+    settings = {"seconds": seconds, **machine()}
+    if as_json:
+        typer.echo(msgspec.json.encode({"name": "hostile", "rows": rows, "settings": settings}).decode())
+    else:
+        heads = ("attack", "plain p99 ms", "durable p99 ms", "memory MiB", "lost", "aims met")
+        table = Table(*heads, title="bench hostile: before / during / after", title_justify="left")
+        for line in show(rows):
+            table.add_row(*line)
+        Console().print(table)
+    if any(row["lost"] for row in rows):
+        raise typer.Exit(1)
+
+
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(
         help="Benchmarks: ours and the peers installed here, in one run.", no_args_is_help=True
     )
-    for command in (fanout, durable, queues, latency, topics, memory, besteffort, match, tracking, pipeline):
+    for command in (
+        fanout,
+        durable,
+        queues,
+        latency,
+        topics,
+        memory,
+        besteffort,
+        match,
+        tracking,
+        pipeline,
+        hostile,
+    ):
         bench.command()(command)
     app.add_typer(bench, name="bench")

@@ -14,6 +14,7 @@ from postroad.cli.connection import (
     DEFAULT_BROKER,
     BrokerOption,
     JsonOption,
+    ScopeOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
@@ -36,8 +37,11 @@ def register(app: typer.Typer) -> None:
 def cache(
     topic: Annotated[str, typer.Option("--topic", help="What to keep, such as orders/#.")],
     where: Annotated[str, typer.Option(help="A condition over attributes, such as \"region = 'eu'\".")] = "",
-    messages: Annotated[int, typer.Option(min=1, max=MAX_MESSAGES, help="How many to keep.")] = 10_000,
+    messages: Annotated[
+        int, typer.Option(min=1, max=MAX_MESSAGES, help="How many to keep of each publisher.")
+    ] = 10_000,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
+    scope: ScopeOption = "",
     broker: BrokerOption = DEFAULT_BROKER,
     token: TokenOption = None,
     tls_ca: TlsCaOption = None,
@@ -54,19 +58,17 @@ def cache(
     if not topic:
         raise UsageError("a cache keeps a topic such as orders/#")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client.repair_by(scope=scope)
     uvloop.run(_serve(client, topic, where, messages, timeout, as_json=as_json))
 
 
 async def _serve(
     client: Client, topic: str, where: str, messages: int, patience: float | None, *, as_json: bool
 ) -> None:
-    from postroad.client.repair.settings import RepairSettings
-
-    settings = RepairSettings(cache_min=messages, cache_max=messages)
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with client, client._repairing(topic, where, settings) as events:
+    async with client, client._caching(topic, where, messages) as events:
         print(f"caching {topic} at {client.broker}", file=sys.stderr, flush=True)
         reader = asyncio.create_task(_drop(events))
         try:

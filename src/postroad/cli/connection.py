@@ -31,6 +31,13 @@ TlsCertOption = Annotated[
     str | None, typer.Option("--tls-cert", metavar="FILE", help="A certificate to show the broker.")
 ]
 TlsKeyOption = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")]
+RecordsOption = Annotated[
+    bool,
+    typer.Option("--records", help="Best effort: records on events and requests to other receivers alone."),
+]
+ScopeOption = Annotated[
+    str, typer.Option("--scope", metavar="NAME", help="Best effort: ask and repair within this scope alone.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 DEFAULT_BROKER = "localhost:7420"

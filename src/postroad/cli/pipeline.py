@@ -270,15 +270,17 @@ def audit(
     remote: RemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what every durable subscription should have got with what it was given."""
-    from postroad.spark.audit import KINDS, as_rows, landed_subscriptions, read_subscriptions
+    """Compare what every durable subscription and inbox should have got with what it was given; and say what
+    best-effort events were lost on which link, and how many were repaired."""
+    from postroad.spark.audit import KINDS, OTHER_MODES, as_rows, landed_subscriptions, read_subscriptions
     from postroad.spark.audit import audit as audited
     from postroad.spark.lake.tables import Lake, Tables, write_folder
-    from postroad.spark.report import collect, unseen_text, write_report
+    from postroad.spark.report import audited_modes, collect, unseen_text, write_report
 
     late_us = duration_us(late)
     tables = Tables(lake)
-    tables.check("events", "deliveries")
+    if not any(tables.files(table) for table in OTHER_MODES):
+        tables.check("events", "deliveries")
     _free(out)
     if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
         raise UsageError(f"{report} is no place for a file")
@@ -294,17 +296,26 @@ def audit(
                 found.summary.write.parquet(f"{path}/summary")
                 found.timeline.write.parquet(f"{path}/timeline")
                 found.losses.write.parquet(f"{path}/losses")
+                found.queues.inboxes.write.parquet(f"{path}/inboxes")
+                found.queues.faults.write.parquet(f"{path}/queue_faults")
+                found.best_effort.links.write.parquet(f"{path}/links")
+                found.best_effort.receivers.write.parquet(f"{path}/repairs")
 
             write_folder(write, out)
         unseen = as_rows(found.unseen)
+        inboxes = as_rows(found.queues.inboxes)
+        links = as_rows(found.best_effort.links)
+        receivers = as_rows(found.best_effort.receivers)
         if report is not None:
             write_report(report, collect(place, found, late_us=late_us))
     totals = {name: sum(row[name] for row in summary) for name in ("due", "delivered", "pending", *KINDS)}
     text = ", ".join(f"{count:,} {name}" for name, count in totals.items())
+    text += audited_modes(inboxes, links, receivers)
     written = f"; {report}" if report is not None else ""
     if unseen:
         print(unseen_text(unseen), file=sys.stderr)
     result = {"totals": totals, "subscriptions": summary, "unseen": unseen}
+    result |= {"inboxes": inboxes, "links": links, "repairs": receivers}
     _tell(result, f"{text}{written}", as_json=as_json)
 
 
@@ -319,10 +330,12 @@ def plan(
     remote: RemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Propose settings for every broker from what was observed, with the reason for each."""
+    """Propose settings for every broker, and for clients that repair, from what was observed, with the reason
+    for each."""
     from postroad.spark.lake.compact import check_accuracy
     from postroad.spark.lake.tables import Lake, Tables
     from postroad.spark.plan import as_toml, observe, propose, write_plans
+    from postroad.spark.plan_repair import observe_losses, propose_repair, repair_toml
 
     Tables(lake).check("filters", "attachments")
     check_accuracy(accuracy)
@@ -330,11 +343,14 @@ def plan(
     _free(out)
     with _spark("planning", master, remote) as spark:
         observed = observe(Lake(spark, lake))
+        losses = observe_losses(Lake(spark, lake))
+    repair = "" if losses is None else repair_toml(propose_repair(losses))
     proposals = [propose(one, accuracy=accuracy, memory=size(memory)) for one in observed]
     if out is not None:
-        write_plans(proposals, out)
+        write_plans(proposals, out, repair=repair)
     texts = {one.observed.broker: as_toml(one) for one in proposals}
-    _tell({"brokers": texts}, "\n".join(texts.values()), as_json=as_json)
+    said = "\n".join([*texts.values(), *([repair] if repair else [])])
+    _tell({"brokers": texts, "repair": repair or None}, said, as_json=as_json)
 
 
 def sweep(

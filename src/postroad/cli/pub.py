@@ -17,6 +17,8 @@ from postroad.cli.connection import (
     DEFAULT_BROKER,
     BrokerOption,
     JsonOption,
+    RecordsOption,
+    ScopeOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
@@ -58,6 +60,8 @@ def pub(
         bool,
         typer.Option("--best-effort", help="As datagrams that nobody keeps; `sub --repair` repairs them."),
     ] = False,
+    records: RecordsOption = False,
+    scope: ScopeOption = "",
     count: Annotated[int, typer.Option(min=1, help="Publish it this many times.")] = 1,
     rate: Annotated[float | None, typer.Option(min=0.001, help="At most this many a second.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="One event per line of standard input.")] = False,
@@ -77,7 +81,10 @@ def pub(
     if stdin and (payload is not None or count != 1):
         raise UsageError("--stdin takes the payloads from standard input: give no PAYLOAD and no --count")
     attributes = parse_attributes(attr or [], attr_text or [])
+    if (records or scope) and not best_effort:
+        raise UsageError("--records and --scope say how best-effort events are repaired: add --best-effort")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client.repair_by("records" if records else "summaries", scope=scope)
     source = lines() if stdin else repeat(os.fsencode(payload or ""), count)
     mode = "durable" if durable else "best-effort" if best_effort else "plain"
     uvloop.run(_publish(client, topic, source, attributes, mode=mode, rate=rate, as_json=as_json))

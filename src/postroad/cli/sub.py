@@ -17,6 +17,8 @@ from postroad.cli.connection import (
     DEFAULT_BROKER,
     BrokerOption,
     JsonOption,
+    RecordsOption,
+    ScopeOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
 
 UNTOLD = (
-    "what this condition matches cannot be told from the bits of a message (a range, LIKE, NOT): if too many"
-    " are asked for in vain, losses are no longer looked for. Use = and IS NOT NULL, or publish in plain mode"
+    "what this subscription matches cannot be told well from the bits of a message (a topic alone, a range,"
+    " LIKE, NOT), so some are asked for in vain. A condition with = or IS NOT NULL tells better, and plain"
+    " mode needs none"
 )
 
 
@@ -70,6 +73,8 @@ def sub(
     order: Annotated[
         float, typer.Option(min=0, metavar="S", help="With --repair: restore their order within S seconds.")
     ] = 0.0,
+    records: RecordsOption = False,
+    scope: ScopeOption = "",
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -93,7 +98,10 @@ def sub(
         raise UsageError('a condition is such as --where "price > 100"; without --where there is none')
     if ack is not None and durable is None:
         raise UsageError("--ack is for a durable subscription: give it a name with --durable")
+    if (records or scope) and not repair:
+        raise UsageError("--records and --scope say how to repair: add --repair")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client.repair_by("records" if records else "summaries", scope=scope)
     events = client.subscribe(
         pattern,
         where or "",

@@ -14,11 +14,17 @@ ListenOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where to serve; port 0 takes any free one. [default: 127.0.0.1:7420]",
+        help="Where to serve; port 0 takes any free one. [default: 127.0.0.1:7420; with --discover, any free"
+        " port where that is taken]",
     ),
 ]
 DataOption = Annotated[
-    str | None, typer.Option(metavar="DIR", help="The broker's folder. [default: ./postroad-data]")
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="The broker's folder. [default: ./postroad-data; with --discover, ./postroad-data-2 and so on"
+        " where another broker uses that]",
+    ),
 ]
 LinkOption = Annotated[
     list[str] | None,

@@ -14,6 +14,7 @@ import os
 import secrets
 import ssl
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import repeat
 from types import TracebackType
@@ -42,7 +43,7 @@ from postroad.client.core import ClientCore, State
 from postroad.client.hints import warn_of_habits
 from postroad.client.places import Choice
 from postroad.client.receipt import Receipt
-from postroad.client.repair.settings import RepairSettings
+from postroad.client.repair.settings import settings_for
 from postroad.client.settings import ClientSettings, check_texts
 from postroad.client.subscription import Subscription
 from postroad.config import TlsConfig
@@ -517,11 +518,21 @@ class Client:
             shared=shared,
             key=key,
         )
-        settings = RepairSettings(order_us=round(order * SECOND_US)) if repair else None
+        chosen = self._core.effort.settings
+        settings = replace(chosen, order_us=round(order * SECOND_US)) if repair else None
         return Subscription(self, wanted, settings)
 
-    def _repairing(self, topic: str, where: str, settings: RepairSettings) -> Subscription:
-        """A repaired subscription with settings of its own, for nodes that only cache."""
+    def repair_by(self, way: str = "summaries", *, scope: str = "") -> None:
+        """How this client takes part in the repair of best-effort events; before it does.
+
+        With "records" its events carry the bits of those before them, and what it misses it asks of other
+        receivers alone. What it asks for in a `scope` is heard and repaired by those in that scope alone.
+        """
+        self._core.effort.choose(settings_for(way, scope))
+
+    def _caching(self, topic: str, where: str, messages: int) -> Subscription:
+        """A repaired subscription that keeps so many messages, for nodes that only cache."""
+        settings = replace(self._core.effort.settings, cache_min=messages, cache_max=messages)
         return Subscription(self, Subscribe(number=0, topic=topic, where=where), settings)
 
     def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:

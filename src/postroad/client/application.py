@@ -22,7 +22,15 @@ from postroad.client.receiver import MAX_REASON, MAX_WINDOW
 from postroad.client.sender import MAX_TOGETHER, POSTING_BYTES
 from postroad.errors import PostroadError, TakenError, TooLargeError, UnavailableError, UsageError
 from postroad.events.attributes import Value, decode_attributes, encode_attributes
-from postroad.ids import MAX_NAME, name_fits
+from postroad.ids import (
+    MAX_NAME,
+    SESSION_BYTES,
+    SESSION_DRAWN_BYTES,
+    MessageId,
+    name_fits,
+    queue_message_id,
+    session_from,
+)
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import MAX_BODY_BYTES, Posting, QueueMessage
 
@@ -32,7 +40,6 @@ if TYPE_CHECKING:
 MAX_PAYLOAD_BYTES: Final = 512 * KIB  # attributes included
 MAX_DELAY_S: Final = 30 * 86_400
 MAX_PRIORITY: Final = 9
-SESSION_BYTES: Final = 8
 WINDOW: Final = 64
 KINDS: Final = ("transactional", "recoverable", "express")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,8 +49,8 @@ Attributes = Mapping[str, Value]
 
 
 def message_id(session: bytes, number: int) -> str:
-    """As people and scripts name a message of a queue: who sends it and who receives it see the same."""
-    return f"{session.hex()}-{number:016x}"
+    """As people and scripts name a message of a queue: who sends it, who receives it and who traces it."""
+    return str(MessageId.from_bytes(queue_message_id(session, number)))
 
 
 @final
@@ -154,7 +161,7 @@ class Application:
     def __init__(self, client: Client, name: str) -> None:
         self.name = check_name("application", name)
         self._client = client
-        self._session = secrets.token_bytes(SESSION_BYTES)
+        self._session = session_from(secrets.token_bytes(SESSION_DRAWN_BYTES))
         self._inboxes: dict[ApplicationInbox, None] = {}
         client._core.sender.begin_session(name, self._session)
         client._queues.applications[self] = None

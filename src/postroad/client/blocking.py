@@ -149,6 +149,10 @@ class Client:
         """Wait until everything published so far is accepted; raises if something was not taken."""
         self._thread.call(self._client.flush)
 
+    def repair_by(self, way: str = "summaries", *, scope: str = "") -> None:
+        """How this client takes part in the repair of best-effort events; before it does."""
+        self._client.repair_by(way, scope=scope)
+
     def subscribe(
         self,
         topic: str = "",

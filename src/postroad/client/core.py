@@ -10,10 +10,11 @@ broker for `outage_us`, calls fail, and durable publishes are withdrawn.
 A core that `seeks` has its driver look for brokers (discovery) when it knows of none that answers, and from
 time to time while it is up, in case another has become much better. It goes where a broker that stops says.
 
-Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
-corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock
-says so. Ahead is certain and takes effect at once. Behind may mean that they waited here, and ids never come
-back from a jump ahead: we measure, with a ping.
+Clock skew (spec T5, V9): ids carry our clock plus an adjustment, the offset of the broker's clock, which is
+measured at connect and by every pong like that between brokers (`clocks`). A broker that finds our ids too
+far from its clock says so, and what was measured before counts no more. Ahead is certain and takes effect at
+once. Behind may mean that they waited here, and ids never come back from a jump ahead: we measure, with a
+ping.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from postroad.client.repair.session import Item, Session
 from postroad.client.repair.settings import RepairSettings
 from postroad.client.sender import Sender
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
+from postroad.clocks import ClockOffset
 from postroad.errors import (
     BugError,
     DamagedError,
@@ -98,7 +100,7 @@ class ClientCore:
         self.sender = Sender(settings.outage_us)
         self.receiver = Receiver(settings.outage_us)
         self.state = State.IDLE
-        self.skew_us = 0  # the broker's clock minus ours
+        self._clock = ClockOffset()  # of the broker; while there is none, of the last one
         self.limits = CLIENT_LIMITS
         self._host = ""  # OPENING and UP: the broker's
         self._datagram_port = 0  # UP: the broker's; 0: it takes none
@@ -180,6 +182,11 @@ class ClientCore:
             queued = (self.sender.next_deadline(), self.receiver.next_deadline())
             due += [at_us for at_us in queued if at_us is not None]
         return min(due, default=None)
+
+    @property
+    def skew_us(self) -> int:
+        """The broker's clock minus ours."""
+        return self._clock.offset_us
 
     @property
     def datagrams(self) -> Endpoint | None:
@@ -271,8 +278,8 @@ class ClientCore:
         self._reviewing = False
         self._review_us = now_us + self.settings.review_us
         better = self._reviews(item.choices, self._places.current, self._draw(2))
-        if better and not self.outbox.unsettled and not self._requests:
-            self._places.move([one.address for one in item.choices])
+        if better is not None and not self.outbox.unsettled and not self._requests:
+            self._places.move([better.address, *(one.address for one in item.choices)])
             better_one = UnavailableError("moving to a broker that is much better")
             self._drop(better_one, now_us, go_elsewhere=True)
 
@@ -429,7 +436,8 @@ class ClientCore:
 
     def _on_welcome(self, message: wire.Welcome, now_us: int) -> None:
         check_welcome(message)
-        self._adjust_clock(self._hello_us, message.time_us, now_us)
+        self._clock = ClockOffset()
+        self._clock.measured(self._hello_us, message.time_us, now_us)
         self._publisher = (message.publisher, message.resume_key)
         self._publishers.pop(self._places.current, None)
         self._publishers[self._places.current] = self._publisher
@@ -489,20 +497,17 @@ class ClientCore:
         self._send(wire.Pong(time_us=message.time_us, at_us=now_us))
 
     def _on_pong(self, message: wire.Pong, now_us: int) -> None:
-        self._adjust_clock(message.time_us, message.at_us, now_us)
+        self._clock.measured(message.time_us, message.at_us, now_us)
         self._out.append(Heard(pinged_us=message.time_us))
 
     def _on_skew(self, message: wire.Skew, now_us: int) -> None:
-        self.skew_us += min(0, message.correction_us)
+        self._clock.corrected(min(0, message.correction_us))
         if self._pinged_us is None:
             self._ping(now_us)
 
     def _ping(self, now_us: int) -> None:
         self._pinged_us = now_us
         self._send(wire.Ping(time_us=now_us))
-
-    def _adjust_clock(self, sent_us: int, broker_us: int, now_us: int) -> None:
-        self.skew_us = broker_us - (sent_us + now_us) // 2
 
     def _on_credit(self, message: wire.Credit, _now_us: int) -> None:
         self.outbox.credit(message.size)
@@ -593,12 +598,16 @@ class ClientCore:
         return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
 
     def _effort_deadlines(self) -> list[int]:
-        due = self.effort.next_deadline()
-        found = [] if due is None else [due]
+        found = [
+            due
+            for due in (self.effort.next_deadline(), self.effort.reporting.next_deadline())
+            if due is not None
+        ]
         return [*found, self._greet_us] if self._greets() else found
 
     def _tick_effort(self, now_us: int) -> None:
         self._hand_out(self.effort.tick(now_us, self.skew_us))
+        self._send_all(self.effort.reports(now_us))
         endpoint = self.datagrams
         if endpoint is not None and self._greets() and now_us >= self._greet_us:
             heard = self._greeted_us is not None and now_us - self._greeted_us < SILENT_US

@@ -55,19 +55,21 @@ class _Subscription:
     acked: CheckpointToken = field(default_factory=CheckpointToken)  # where it began, or acknowledged since
     acking: dict[int, wire.Ack] = field(default_factory=dict)  # not confirmed, by ticket
     born: int = 0  # which one of its name it is; 0: its broker does not say
+    epoch: int = 0  # its last attachment, if a broker keeps its token; 0: that broker alone knows it
     refused_us: int | None = None  # it could not go on since then
     again_us: int | None = None  # when it is tried again
 
     def again(self) -> wire.Subscribe:
         """What begins it on a new connection. It goes on after what was acknowledged, not after what was
         given out, since a broker takes a token for consumed and an application may crash and come back with
-        an older one. What comes again is dropped by `streams`."""
+        an older one. What comes again is dropped by `streams`. Where a broker keeps the token this says what
+        we remember of it, in case that broker is dead."""
         if self.request.until and self.began:
             known = {**self.acked, **self.streams.known}
             return msgspec.structs.replace(self.request, token=CheckpointToken(known).to_json())
-        if not self.request.durable or self.request.ack or not self.began:
+        if not self.request.durable or not self.began or (self.request.ack and not self.epoch):
             return self.request
-        return msgspec.structs.replace(self.request, token=self.acked.to_json())
+        return msgspec.structs.replace(self.request, token=self.acked.to_json(), epoch=self.epoch)
 
 
 class Inbox:
@@ -170,10 +172,12 @@ class Inbox:
         out.append(Began(number=message.number, missing=message.missing, token=token))
         if not subscription.began:
             subscription.streams.go_on(token)
-            subscription.acked = token
         elif subscription.left is not None and _is_other(subscription, message):
             out += self._tell_anew(subscription, *subscription.left, token, at_us)
+        if not subscription.began or subscription.request.ack:
+            subscription.acked = subscription.acked.maximum(token)
         subscription.born = message.born or subscription.born
+        subscription.epoch = message.epoch
         subscription.left = None
         subscription.began = subscription.running = True
         return out, tuple(subscription.acking.values())

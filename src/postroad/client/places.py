@@ -77,13 +77,15 @@ class Reviews:
     def __init__(self) -> None:
         self._in_favour = 0  # reviews in a row that found a much better broker
 
-    def __call__(self, choices: Sequence[Choice], current: str, coin: int) -> bool:
+    def __call__(self, choices: Sequence[Choice], current: str, coin: int) -> Choice | None:
+        """Where to move. Not the choice of a search, which goes by the ping: that may be where it is now."""
         here = next((one for one in choices if one.address == current), None)
-        if here is None or choices[0].weight - here.weight < MUCH_BETTER:
+        best = max(choices, key=lambda one: one.weight, default=None)
+        if here is None or best is None or best.weight - here.weight < MUCH_BETTER:
             self._in_favour = 0
-            return False
+            return None
         self._in_favour += 1
         if self._in_favour < REVIEWS or not coin:
-            return False
+            return None
         self._in_favour = 0
-        return True
+        return best

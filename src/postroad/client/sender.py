@@ -30,6 +30,7 @@ from postroad.errors import (
     UsageError,
     from_wire,
 )
+from postroad.ids import first_number
 from postroad.links.handshake import printable
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire import frames as wire
@@ -209,7 +210,7 @@ class Sender:
         )
         for posting in postings:
             lane = self._lane(sender.session, posting.inbox, parcel.ordered)
-            sender.last = max(sender.last + 1, now_us)
+            sender.last = max(sender.last + 1, first_number(now_us // MILLISECOND_US))
             if sender.last > MAX_ID:
                 raise BugError(f"id {sender.last} is over {MAX_ID}")
             parcel.postings.append(replace(posting, id=sender.last, after=lane.last if parcel.ordered else 0))

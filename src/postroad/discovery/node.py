@@ -20,8 +20,8 @@ from typing import Final
 
 from postroad.clocks import ClockOffset
 from postroad.delays import Delays
-from postroad.discovery.cookies import Cookies
 from postroad.discovery.envelopes import Envelopes, Opened, Sealer
+from postroad.discovery.gate import Gate, Verdict
 from postroad.discovery.memory import Memory
 from postroad.discovery.policy import Policy, credential
 from postroad.discovery.rates import Rate
@@ -102,13 +102,13 @@ class DiscoveryNode:
         self._settings = settings
         self._draw = draw
         self._envelopes = Envelopes(sealer)
-        self._cookies = Cookies(draw)
-        self._policy = Policy(
+        policy = Policy(
             settings.tokens,
             certificates=settings.certificates,
             anonymous=False,
             realms=settings.realms,
         )
+        self._gate = Gate(policy, self._envelopes, draw)
         self._brokers: dict[int, _Broker] = {}  # by number, at most MAX_BROKERS
         self._memory = Memory(settings.remember)
         self._rate = Rate(REQUESTS_A_SECOND)
@@ -163,38 +163,22 @@ class DiscoveryNode:
     def _send(self, endpoint: Endpoint, message: Message, to: bytes = b"") -> None:
         self._out.append(SendTo(endpoint, self._envelopes.pack(message, to)))
 
-    def _proven(self, message: Request | Advertise, purpose: bytes, datagram: Datagram, now_us: int) -> bool:
-        """Whether the sender receives at its address; if it is not known yet, it is sent a cookie."""
-        source = datagram.source
-        if self._cookies.good(message.cookie, purpose, source, now_us):
-            return True
-        cookie = Cookie(
-            uuid=message.uuid,
-            cookie=self._cookies.bake(purpose, source, now_us),
-            sent_us=message.sent_us,
-            time_us=now_us,
-            key=self._envelopes.key,
-        )
-        data = self._envelopes.pack(cookie, message.key)
-        if len(data) <= len(datagram.data):
+    def _admits(self, asking: Request | Advertise, opened: Opened, datagram: Datagram, now_us: int) -> bool:
+        """Whether it is to be answered; who has not shown that it receives there is sent a cookie."""
+        verdict, cookie = self._gate.check(asking, opened, datagram, now_us)
+        if cookie:
             self._counters["cookies_total"] += 1
-            self._out.append(SendTo(source, data))
-        return False
+            self._out.append(SendTo(datagram.source, cookie))
+        if verdict is Verdict.REFUSED:
+            refused = "requests" if isinstance(asking, Request) else "advertisements"
+            self._counters[f"{refused}_refused_total"] += 1
+        return verdict is Verdict.ADMITTED
 
     # ---- requests
 
     def _on_request(self, message: Request, opened: Opened, datagram: Datagram, now_us: int) -> None:
         source = datagram.source
-        if not self._policy.admits(
-            source[0],
-            uuid=message.uuid,
-            cookie=message.cookie,
-            shown=message.credential,
-            certificate=opened.certificate,
-        ):
-            self._counters["requests_refused_total"] += 1
-            return
-        if not self._proven(message, b"request", datagram, now_us):
+        if not self._admits(message, opened, datagram, now_us):
             return
         if self._memory.is_new(message.uuid, message.attempt):
             self._counters["requests_total"] += 1
@@ -253,10 +237,10 @@ class DiscoveryNode:
 
     def _on_advertise(self, message: Advertise, opened: Opened, datagram: Datagram, now_us: int) -> None:
         before = self._brokers.get(message.broker)
-        if not self._admits(message, opened, datagram.source, before):
+        if not self._is_of_interest(message, datagram.source, before):
             self._counters["advertisements_refused_total"] += 1
             return
-        if not self._proven(message, b"advertise", datagram, now_us):
+        if not self._admits(message, opened, datagram, now_us):
             return
         self._counters["advertisements_total"] += 1
         self._send(datagram.source, Advertised(uuid=message.uuid, time_us=now_us), message.key)
@@ -272,17 +256,9 @@ class DiscoveryNode:
         self._ping(broker, now_us)
         self._ping_us = min(self._ping_us, now_us + PING_US) if len(self._brokers) > 1 else now_us + PING_US
 
-    def _admits(self, message: Advertise, opened: Opened, source: Endpoint, before: _Broker | None) -> bool:
-        settings = self._settings
-        if not self._policy.admits(
-            source[0],
-            uuid=message.uuid,
-            cookie=message.cookie,
-            shown=message.credential,
-            certificate=opened.certificate,
-        ):
-            return False
-        if settings.regions and not message.geography.startswith(settings.regions):
+    def _is_of_interest(self, message: Advertise, source: Endpoint, before: _Broker | None) -> bool:
+        regions = self._settings.regions
+        if regions and not message.geography.startswith(regions):
             return False
         if before is None:
             return len(self._brokers) < MAX_BROKERS

@@ -23,8 +23,8 @@ from typing import Final
 import msgspec
 
 from postroad.clocks import ClockOffset
-from postroad.discovery.cookies import Cookies
 from postroad.discovery.envelopes import Envelopes, Opened, Sealer
+from postroad.discovery.gate import Gate, Verdict
 from postroad.discovery.memory import Memory
 from postroad.discovery.policy import Policy, credential
 from postroad.discovery.rates import Rate
@@ -134,13 +134,13 @@ class Discovery:
         self._topology = topology
         self._draw = draw
         self._envelopes = Envelopes(sealer)
-        self._cookies = Cookies(draw)
-        self._policy = Policy(
+        policy = Policy(
             auth.tokens,
             certificates=auth.certificates or sealer is not None,
             anonymous=auth.anonymous,
             realms=config.realms,
         )
+        self._gate = Gate(policy, self._envelopes, draw)
         self._memory = Memory(config.remember)
         self._rate = Rate(REQUESTS_A_SECOND)
         self._usage = Usage()
@@ -192,7 +192,7 @@ class Discovery:
         message, source = opened.message, datagram.source
         match message:
             case Request():
-                self._on_request(turn, message, opened.certificate, datagram)
+                self._on_request(turn, message, opened, datagram)
             case Inject():
                 self._on_inject(turn, message)
             case Ping():
@@ -200,7 +200,7 @@ class Discovery:
             case Advertised():
                 self._on_advertised(message, source, turn.now_us)
             case Announce():
-                self._on_announce(turn, message, opened.certificate, datagram)
+                self._on_announce(turn, message, opened, datagram)
             case Cookie() if source in self._nodes and message.uuid == self._nodes[source].uuid:
                 node = self._nodes[source]
                 node.cookie = message
@@ -220,18 +220,9 @@ class Discovery:
 
     # ---- requests
 
-    def _on_request(self, turn: Turn, message: Request, certificate: str, datagram: Datagram) -> None:
+    def _on_request(self, turn: Turn, message: Request, opened: Opened, datagram: Datagram) -> None:
         source = datagram.source
-        if not self._policy.admits(
-            source[0],
-            uuid=message.uuid,
-            cookie=message.cookie,
-            shown=message.credential,
-            certificate=certificate,
-        ):
-            self._counters["refused"] += 1
-            return
-        if self._proven(turn, message, b"request", datagram):
+        if self._admits(turn, message, opened, datagram):
             self._process(
                 turn,
                 Discover(
@@ -243,30 +234,21 @@ class Discovery:
                     cookie=message.cookie,
                     credential=message.credential,
                     key=message.key,
-                    certificate=certificate,
+                    certificate=opened.certificate,
                     hops=MAX_HOPS,
                 ),
                 None,
             )
 
-    def _proven(self, turn: Turn, message: Request | Announce, purpose: bytes, datagram: Datagram) -> bool:
-        """Whether the sender receives at its address; if it is not known yet, it is sent a cookie, unless
-        that would be longer than what it sent."""
-        source, now_us = datagram.source, turn.now_us
-        if self._cookies.good(message.cookie, purpose, source, now_us):
-            return True
-        cookie = Cookie(
-            uuid=message.uuid,
-            cookie=self._cookies.bake(purpose, source, now_us),
-            sent_us=message.sent_us,
-            time_us=now_us,
-            key=self._envelopes.key,
-        )
-        data = self._envelopes.pack(cookie, message.key)
-        if len(data) <= len(datagram.data):
+    def _admits(self, turn: Turn, asking: Request | Announce, opened: Opened, datagram: Datagram) -> bool:
+        """Whether it is to be answered; who has not shown that it receives there is sent a cookie."""
+        verdict, cookie = self._gate.check(asking, opened, datagram, turn.now_us)
+        if cookie:
             self._counters["cookies"] += 1
-            turn.send_to(source, data)
-        return False
+            turn.send_to(datagram.source, cookie)
+        if verdict is Verdict.REFUSED:
+            self._counters["refused"] += 1
+        return verdict is Verdict.ADMITTED
 
     def _on_inject(self, turn: Turn, message: Inject) -> None:
         if not self._secret or not hmac.compare_digest(message.secret, self._secret):
@@ -297,7 +279,7 @@ class Discovery:
         if not self._memory.is_new(request.uuid, request.attempt):
             return
         self._counters["requests"] += 1
-        if self._policy.admits(
+        if self._gate.policy.admits(
             request.host,
             uuid=request.uuid,
             cookie=request.cookie,
@@ -327,7 +309,7 @@ class Discovery:
             name=self._me.name,
             address=self._address,
             transports=TRANSPORTS,
-            ping_key=self._cookies.bake(b"ping", endpoint, turn.now_us),
+            ping_key=self._gate.ping_key(endpoint, turn.now_us),
             usage=msgspec.structs.replace(self._usage, links=len(self._flooding)),
             network=min(reachable),
             members=len(reachable),
@@ -337,7 +319,7 @@ class Discovery:
 
     def _on_ping(self, turn: Turn, message: Ping, source: Endpoint) -> None:
         known = bool(self._secret) and hmac.compare_digest(message.key, self._secret)
-        if known or self._cookies.good(message.key, b"ping", source, turn.now_us):
+        if known or self._gate.may_ping(message.key, source, turn.now_us):
             pong = Pong(key=message.key, sent_us=message.sent_us, time_us=turn.now_us)
             self._send(turn, source, pong, b"")
 
@@ -388,19 +370,13 @@ class Discovery:
             node.confirmed_us = now_us
             node.due_us = now_us + self._config.advertise_us
 
-    def _on_announce(self, turn: Turn, message: Announce, certificate: str, datagram: Datagram) -> None:
+    def _on_announce(self, turn: Turn, message: Announce, opened: Opened, datagram: Datagram) -> None:
         """A private discovery node: it must show a credential, where we ask anybody for one."""
         source = datagram.source
-        if not self._config.private_nodes or not self._policy.admits(
-            source[0],
-            uuid=message.uuid,
-            cookie=message.cookie,
-            shown=message.credential,
-            certificate=certificate,
-        ):
+        if not self._config.private_nodes:
             self._counters["refused"] += 1
             return
-        if not self._proven(turn, message, b"announce", datagram):
+        if not self._admits(turn, message, opened, datagram):
             return
         node = self._nodes.get(source)
         if node is None and len(self._nodes) < MAX_NODES:

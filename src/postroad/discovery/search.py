@@ -5,7 +5,9 @@ GATHERING: the request goes to the discovery nodes; to the multicast group and t
 where there are no nodes, or where none has said a word for `retransmit_us`. Whoever is asked sends a cookie
 first, which shows it that we receive here, and shows us how far its clock is from ours. The request is
 repeated after silence. It is enough when as many have answered as the discovery node, or those who answered,
-say there are; or the most that we asked for; or when nothing new came for a while.
+say there are; or the most that we asked for; or when nothing new came for a while. Without a discovery node
+others may be about to send their first cookie: that is waited for as long as the slowest cookie took, which
+has mostly passed by the time that responses come.
 
 PINGING: the target set is pinged, all of it at once and several times. Who has not answered when the limit of
 "as near as the nearest" has passed is not that near, unless its pings were lost: those whose estimated delay
@@ -45,7 +47,7 @@ MAX_CONTACTS: Final = 256  # nodes and brokers that are asked by one search
 MAX_KNOWN: Final = 32  # brokers of last time that are asked
 PERSISTENT: Final = 3  # attempts, before those who should answer and do not are given up
 QUIET_US: Final = 2 * MILLISECOND_US  # at least, without news before nobody else is expected
-PING_EVERY_US: Final = MILLISECOND_US
+PING_EVERY_US: Final = MILLISECOND_US // 4
 GRACE_US: Final = 2 * MILLISECOND_US  # machines are busy, too
 MORE_ROUNDS: Final = 6  # of pings, for those who did not answer the first ones
 SILENT_ROUND_US: Final = 150 * MILLISECOND_US  # between rounds while nobody has answered
@@ -118,6 +120,7 @@ class Search:
         self._attempt = 0
         self._asked_us: list[int] = []  # when each attempt began, at most MAX_ATTEMPTS
         self._slowest_us = 0  # of the responses, since their attempts began
+        self._slowest_cookie_us = self._cookie_us = 0  # likewise of the cookies; when the last one came
         self._rounds = 0  # of pings
         self._started_us = self._attempt_us = self._news_us = self._round_us = self._ticked_us = 0
         self._marks: dict[str, int] = {}  # phase -> when it was over
@@ -164,7 +167,7 @@ class Search:
             return min(over_us, self._round_over_us())
         due = [over_us, self._repeat_us()]
         if self._candidates:
-            due += [self._quiet_us(), self._started_us + self._settings.gather_us]
+            due += [self._met_us(), self._quiet_us(), self._started_us + self._settings.gather_us]
         # What has passed without ending anything waits for something else.
         return min((one for one in due if one > self._ticked_us), default=over_us)
 
@@ -242,6 +245,8 @@ class Search:
         contact.clock.measured(message.sent_us, message.time_us, now_us)
         if contact.cookie != message.cookie and self.stage is Stage.GATHERING:
             contact.cookie, contact.key = message.cookie, message.key
+            self._cookie_us = now_us
+            self._slowest_cookie_us = max(self._slowest_cookie_us, now_us - self._attempt_us)
             self._out.append(SendTo(source, self._request(contact, now_us)))
 
     def _on_acknowledge(self, message: Acknowledge, source: Endpoint, now_us: int) -> None:
@@ -284,10 +289,20 @@ class Search:
         for one in self._candidates.values():
             network = one.response.network
             networks[network] = max(networks.get(network, 1), one.response.members)
-        acknowledged = any(contact.acknowledged for contact in self._contacts.values())
         if count >= max(self._expected, sum(networks.values())):
-            return acknowledged or now_us >= self._quiet_us()
+            acknowledged = any(contact.acknowledged for contact in self._contacts.values())
+            return acknowledged or now_us >= (self._met_us() if self._all_met() else self._quiet_us())
         return self._attempt > PERSISTENT and now_us >= self._quiet_us()
+
+    def _all_met(self) -> bool:
+        """Whether all who sent a cookie are brokers that have answered; a discovery node will say how many
+        there are."""
+        answered = {one.endpoint for one in self._candidates.values()}
+        return all(endpoint in answered for endpoint, contact in self._contacts.items() if contact.cookie)
+
+    def _met_us(self) -> int:
+        """When everybody who is going to send a cookie should have."""
+        return max(self._cookie_us, self._attempt_us) + max(QUIET_US, self._slowest_cookie_us)
 
     def _quiet_us(self) -> int:
         """When everybody who is going to answer this attempt should have."""

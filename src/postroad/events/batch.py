@@ -35,8 +35,11 @@ from postroad.kernel.layout import (
     RULE_TEXT,
     Rule,
 )
+from postroad.wire.datagrams import DATAGRAM_PREFIX_BYTES, MAX_DATAGRAM_BYTES, SEAL_BYTES
 from postroad.wire.frames import Kind, Limits
 
+# Rows of a best-effort frame that fits a datagram: headers, heap, and records in it.
+MAX_ROWS_BYTES: Final = MAX_DATAGRAM_BYTES - DATAGRAM_PREFIX_BYTES - SEAL_BYTES - FRAME_HEADER_BYTES
 _EXTENT: Final = struct.Struct("=I")
 _TICK: Final = struct.Struct("<q")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,7 +55,7 @@ HEADER_DTYPE: Final = np.dtype(
         ("payload_length", "<u4"),
         ("flags", "<u2"),
         ("attribute_count", "<u2"),
-        ("reserved", "<u4"),
+        ("record_length", "<u4"),
     ]
 )
 

@@ -1,6 +1,6 @@
 """What brokers publish about themselves on `$postroad/...`, as bytes (spec P4; issue 4).
 
-Four topics, each an ordinary durable event; docs/tracking.md has the layouts.
+Six topics, each an ordinary durable event; docs/tracking.md has the layouts.
 
 | topic | payload | attributes besides `broker` and `name` |
 |---|---|---|
@@ -8,6 +8,8 @@ Four topics, each an ordinary durable event; docs/tracking.md has the layouts.
 | `$postroad/tracking/attachments` | changes of the map in `attachment` | number, whole |
 | `$postroad/topology` | the broker's own links, JSON | number |
 | `$postroad/deliveries` | what durable subscribers were sent | number |
+| `$postroad/queues` | what became of queue messages, MessagePack array of `QueueEvents` | number |
+| `$postroad/besteffort` | events on links and repairs of receivers, `BestEffort` as JSON | number |
 
 A filter's sequence increases over the life of a broker, also if that goes on from a backup, since it is above
 the `running_number` of its start; so (broker, sequence, part) names a bulletin. The others are numbered by
@@ -29,6 +31,7 @@ from postroad.durable.subscriber.outputs import Receivers
 from postroad.errors import BugError, PeerError
 from postroad.events.attributes import Value
 from postroad.ids import ID_BYTES
+from postroad.seam.reports import QueueEvents
 from postroad.tracking.attachment_log import MAX_CHANGE_BYTES, change_extents
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
@@ -38,7 +41,9 @@ FILTERS: Final = "$postroad/tracking/filters"
 ATTACHMENTS: Final = "$postroad/tracking/attachments"
 TOPOLOGY: Final = "$postroad/topology"
 DELIVERIES: Final = "$postroad/deliveries"
-TOPICS: Final = (FILTERS, ATTACHMENTS, TOPOLOGY, DELIVERIES)
+QUEUES: Final = "$postroad/queues"
+BEST_EFFORT: Final = "$postroad/besteffort"
+TOPICS: Final = (FILTERS, ATTACHMENTS, TOPOLOGY, DELIVERIES, QUEUES, BEST_EFFORT)
 
 MAX_PART_BYTES: Final = MAX_CHANGE_BYTES  # of one payload: a change of the map is never split
 MIN_PART_BYTES: Final = 4 * KIB
@@ -444,3 +449,117 @@ def _spans(
         end=of["end"],
         at_us=of["at_us"],
     )
+
+
+# ---- queues
+
+_QUEUE_EVENTS: Final = msgspec.msgpack.Decoder(list[QueueEvents])
+MOST_IDS: Final = 64  # of one `QueueEvents` in a report, so that one always fits
+_QUEUE_EVENTS_BYTES: Final = 64  # beside names and ids
+
+
+class QueueReport:
+    """Collects what happens to queue messages into payloads of at most about `part_bytes`."""
+
+    def __init__(self, part_bytes: int) -> None:
+        self._part_bytes = part_bytes
+        self._events: list[QueueEvents] = []
+        self.size = 0
+
+    def add(self, events: Sequence[QueueEvents]) -> None:
+        for event in events:
+            self._events.append(event)
+            self.size += len(event.ids) + _QUEUE_EVENTS_BYTES + len(event.inbox) + len(event.who)
+
+    def take(self) -> list[bytes]:
+        parts: list[list[QueueEvents]] = []
+        size = 0
+        for event in self._events:
+            for at in range(0, len(event.ids), MOST_IDS * ID_BYTES):
+                piece = msgspec.structs.replace(event, ids=event.ids[at : at + MOST_IDS * ID_BYTES])
+                names = len(event.inbox.encode()) + len(event.who.encode())
+                more = len(piece.ids) + _QUEUE_EVENTS_BYTES + names
+                if not parts or size + more > self._part_bytes // 2:
+                    parts.append([])
+                    size = 0
+                parts[-1].append(piece)
+                size += more
+        self._events, self.size = [], 0
+        return [msgspec.msgpack.encode(part) for part in parts]
+
+
+def queues_bulletin(author: Author, number: int, payload: bytes) -> Bulletin:
+    return Bulletin(topic=QUEUES, attributes={**author.attributes, "number": number}, payload=payload)
+
+
+def decode_queue_events(payload: bytes) -> list[QueueEvents]:
+    """PeerError if it is no report."""
+    try:
+        found = _QUEUE_EVENTS.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"a report of queues that cannot be read: {error}") from None
+    if any(len(events.ids) % ID_BYTES for events in found):
+        raise PeerError("a report of queues with ids that are cut off")
+    return found
+
+
+# ---- best effort
+
+
+class LinkCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Best-effort events since the start of the broker that reports."""
+
+    neighbour: str  # or the broker itself: then `sent` is what clients published there, without repair's own
+    sent: int  # meant for it
+    received: int  # that came from it
+
+
+class RepairCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What repair did for a subscription since that began; the subscriber says so."""
+
+    subscriber: str
+    received: int
+    detected: int
+    requests: int
+    recovered: int
+    given_up: int
+    duplicates: int
+    slowest_us: int
+
+
+class BestEffort(msgspec.Struct, frozen=True, kw_only=True):
+    boot: int
+    at_us: int
+    links: tuple[LinkCount, ...] = ()
+    receivers: tuple[RepairCount, ...] = ()
+
+
+_BEST_EFFORT: Final = msgspec.json.Decoder(BestEffort)
+_COUNT_BYTES: Final = 2 * 1_024  # of one of them as JSON, at most: a name may be escaped throughout
+
+
+def best_effort_states(
+    boot: int, at_us: int, links: Sequence[LinkCount], receivers: Sequence[RepairCount], part_bytes: int
+) -> list[BestEffort]:
+    """In as many bulletins as it takes."""
+    most = max(1, part_bytes // _COUNT_BYTES)
+    states = [
+        BestEffort(boot=boot, at_us=at_us, links=tuple(links[at : at + most]))
+        for at in range(0, len(links), most)
+    ]
+    return states + [
+        BestEffort(boot=boot, at_us=at_us, receivers=tuple(receivers[at : at + most]))
+        for at in range(0, len(receivers), most)
+    ]
+
+
+def best_effort_bulletin(author: Author, number: int, state: BestEffort) -> Bulletin:
+    attributes = {**author.attributes, "number": number}
+    return Bulletin(topic=BEST_EFFORT, attributes=attributes, payload=msgspec.json.encode(state))
+
+
+def decode_best_effort(payload: bytes) -> BestEffort:
+    try:
+        return _BEST_EFFORT.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"a report of best effort that cannot be read: {error}") from None

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -30,16 +30,25 @@ from postroad.errors import BugError
 from postroad.history.bulletin_writer import BulletinWriter
 from postroad.history.bulletins import (
     ATTACHMENTS,
+    BEST_EFFORT,
     DELIVERIES,
     FILTERS,
     MIN_PART_BYTES,
+    QUEUES,
     TOPICS,
     TOPOLOGY,
     Author,
     Bulletin,
     DeliveryReport,
+    LinkCount,
+    QueueReport,
+    RepairCount,
     attachment_bulletins,
+    best_effort_bulletin,
+    best_effort_states,
+    broker_text,
     deliveries_bulletin,
+    queues_bulletin,
     running_number,
     topology_bulletin,
 )
@@ -48,6 +57,7 @@ from postroad.ids import IdSource, is_history
 from postroad.overlay.inquiries import Inquiries
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply
+from postroad.seam.reports import QueueEvents
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.tracking import ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.seam.turn import Turn
@@ -55,7 +65,7 @@ from postroad.tracking.attachment_log import decode_changes, encode_changes, tel
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
-from postroad.wire.frames import Request
+from postroad.wire.frames import Repaired, Request
 
 TABLE: Final = "history"
 LINGER_US: Final = 86_400 * SECOND_US
@@ -81,6 +91,20 @@ class Sources:
     reachable: Callable[[], Sequence[int]]  # brokers, this one among them
     links: Callable[[], Links]  # the own: broker, cost
     acknowledged: Callable[[], Iterable[tuple[str, Mapping[int, int]]]]  # by durable subscriber: by pubend
+    best_effort: BestEffortSource
+
+
+class BestEffortSource(Protocol):
+    """What became of best-effort events (`besteffort.ledger`)."""
+
+    @property
+    def changed(self) -> bool: ...
+
+    def restate(self) -> None:
+        """All links count as changed."""
+
+    def take(self) -> tuple[list[tuple[int, int, int]], list[tuple[str, Repaired]]]:
+        """What changed: (neighbour, sent, received), and what subscribers said."""
 
 
 class History:
@@ -138,6 +162,7 @@ class History:
         self._map: Iterator[bytes] | None = None  # of which these parts are still to be published
         self._told_links: Links | None = None
         self._report = DeliveryReport(max(writer.part_bytes, MIN_PART_BYTES))
+        self._queued = QueueReport(max(writer.part_bytes, MIN_PART_BYTES))
         self._told_acknowledged = False
         self._restate_us = 0
         board.request("history.restate", self._restate_all)
@@ -193,10 +218,21 @@ class History:
             self._whole_map = True
         elif topic == TOPOLOGY:
             self._told_links = None
-        else:
+        elif topic == BEST_EFFORT:
+            self._sources.best_effort.restate()
+        elif topic == DELIVERIES:
             self._told_acknowledged = False
 
     # ---- what happens
+
+    def wants_queues(self) -> bool:
+        return QUEUES in self._wanted
+
+    def queued(self, events: Sequence[QueueEvents], now_us: int) -> None:
+        """These happened to queue messages."""
+        if events and QUEUES in self._wanted:
+            self._queued.add(events)
+            self._gather(now_us)
 
     def sent(self, receivers: Receivers, message: Deliver | DeliverGap, now_us: int) -> None:
         """Durable subscribers were handed this, which is not history itself."""
@@ -246,6 +282,8 @@ class History:
             self._refused = False
             self._blocked_us = now_us + RETRY_US
             self._make_good()
+        if BEST_EFFORT in self._wanted and self._sources.best_effort.changed:
+            self._gather(now_us)
         waits = self._waits(now_us)
         if now_us >= self._blocked_us:
             self._blocked_us = 0
@@ -267,7 +305,7 @@ class History:
         if filters is None or owed_us is None:
             self._behind = None
         elif self._behind is not None:
-            gathered = len(self._changed) + self._report.size
+            gathered = len(self._changed) + self._report.size + self._queued.size
             if not filters.owes(self._behind) or gathered > MAX_GATHERED_BYTES:
                 self._behind = None
         elif owed_us + self._config.persist_us < now_us:
@@ -361,6 +399,22 @@ class History:
                 self._publish_attachments(turn, record)
         for payload in self._report.take():
             self._publish(turn, [deliveries_bulletin(self._author, self._number(DELIVERIES), payload)])
+        for payload in self._queued.take():
+            self._publish(turn, [queues_bulletin(self._author, self._number(QUEUES), payload)])
+        if BEST_EFFORT in self._wanted:
+            self._publish_best_effort(turn)
+
+    def _publish_best_effort(self, turn: Turn) -> None:
+        links, receivers = self._sources.best_effort.take()
+        states = best_effort_states(
+            self._boot,
+            turn.now_us,
+            [LinkCount(neighbour=broker_text(at), sent=sent, received=came) for at, sent, came in links],
+            [_repair_count(name, said) for name, said in receivers],
+            self._writer.part_bytes,
+        )
+        for state in states:
+            self._publish(turn, [best_effort_bulletin(self._author, self._number(BEST_EFFORT), state)])
 
     def _publish_attachments(self, turn: Turn, record: bytes, *, whole: bool = False) -> None:
         first = running_number(self._boot, self._counts[ATTACHMENTS] + 1)
@@ -393,6 +447,7 @@ class History:
         """Something was dropped: what a later bulletin can say again is said again."""
         self._whole_map = True
         self._told_links = None
+        self._sources.best_effort.restate()
 
     # ---- inspection
 
@@ -401,6 +456,19 @@ class History:
             self._filters.check()
         if not set(self._wanted) <= set(TOPICS) or self._writer.pending_bytes < 0:
             raise BugError("history: a topic that is none, or more was settled than published")
+
+
+def _repair_count(name: str, said: Repaired) -> RepairCount:
+    return RepairCount(
+        subscriber=name,
+        received=said.received,
+        detected=said.detected,
+        requests=said.requests,
+        recovered=said.recovered,
+        given_up=said.given_up,
+        duplicates=said.duplicates,
+        slowest_us=said.slowest_us,
+    )
 
 
 def _no_map(_now_us: int) -> Iterator[bytes]:

@@ -301,7 +301,7 @@ def check_batch(
         topic_length = u16(header + 32)
         attributes_length = u16(header + 34)
         size = topic_length + attributes_length + <int64_t> u32(header + 36)
-        if u16(header + 40) != 0 or u32(header + 44) != 0:
+        if u16(header + 40) != 0 or u32(header + 44) > (u32(header + 36) if best_effort else 0):
             rule = ROW_RESERVED
         elif (tick != 0) if publish else (tick < 1) if best_effort else (tick <= last_tick or tick > end):
             rule = BAD_TICK

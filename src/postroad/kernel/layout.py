@@ -91,7 +91,7 @@ RULE_TEXT: Final[dict[Rule, str]] = {
     Rule.PUBLISH_SPAN: "a publish or best-effort frame has no span of ticks, nor is it lost",
     Rule.SPAN: "its span ends before it starts",
     Rule.ROWS_CUT: "it ends within the event headers",
-    Rule.ROW_RESERVED: "a reserved field or flag of the event header is not zero",
+    Rule.ROW_RESERVED: "a flag of the event header is not zero, or its record is longer than the payload",
     Rule.TICK: "the tick is out of the span or out of order",
     Rule.TOPIC_EMPTY: "the topic is empty",
     Rule.TOPIC_BYTES: "the topic has more bytes than the limit",

@@ -96,11 +96,11 @@ def check_batch(
     position = FRAME_HEADER_BYTES + count * EVENT_HEADER_BYTES
     extents = [position]
     for row in range(count):
-        _, tick, number, topic_length, attributes_length, payload_length, flags, attribute_count, reserved = (
+        _, tick, number, topic_length, attributes_length, payload_length, flags, attribute_count, record = (
             EVENT_HEADER.unpack_from(data, FRAME_HEADER_BYTES + row * EVENT_HEADER_BYTES)
         )
         size = topic_length + attributes_length + payload_length
-        if flags or reserved:
+        if flags or record > (payload_length if kind == KIND_BEST_EFFORT else 0):
             rule = Rule.ROW_RESERVED
         elif not _tick_fits(kind, last, tick, end):
             rule = Rule.TICK

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from postroad.client.repair.messages import Ask, Gone, Repair, Request, Summary,
 from postroad.client.repair.neighbours import Neighbours
 from postroad.client.repair.publisher import Named, PublisherSide
 from postroad.client.repair.receiver import Lost, Receiver
-from postroad.client.repair.settings import RepairSettings
+from postroad.client.repair.settings import RECORDS, RepairSettings
 from postroad.selectors import Selector
 from postroad.selectors.tags import event_bits, matched, positions, selector_masks
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -42,10 +43,9 @@ RARE_KINDS: Final = 100
 # How many kinds a subscription asks for, its match probability being 0.025 for each, and how many do so. The
 # others ask for a rare one.
 WISHES: Final = ((4, 0.15), (3, 0.45), (2, 0.2))
+MAX_DELAYS: Final = 100_000  # of original messages that are remembered
 DRAIN_US: Final = 40 * SECOND_US
-PAPER: Final = RepairSettings(
-    record=10, summaries=False, publisher_first=False, policy="content", settle_us=1, retry_us=4 * SECOND_US
-)
+PAPER: Final = replace(RECORDS, record=10, max_record=0, quiet_us=0, settle_us=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,8 @@ class Counts:
     hits: int = 0
     asked: int = 0
     cache_sizes: list[float] = field(default_factory=list)
+    # By what and second: published, lost, recovered (when it was published), requests, repairs, asked, hits.
+    by_second: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
 class Network:
@@ -196,6 +198,7 @@ class Network:
         if isinstance(message, Summary):
             return
         self.counts.crossings += crossed
+        self.tally("repairs" if isinstance(message, Repair) else "requests", self.now_us)
         if isinstance(message, Repair):
             self.counts.repairs += 1
             self.counts.repeated_repairs += self._repeats(self._repaired, message.publisher, message.sequence)
@@ -205,10 +208,18 @@ class Network:
         else:
             self.counts.requests += isinstance(message, Request)
 
+    def tally(self, what: str, at_us: int, count: int = 1) -> None:
+        self.counts.by_second[what, at_us // SECOND_US] += count
+
     def _repeats(self, last: dict[tuple[bytes, int], int], publisher: bytes, sequence: int) -> bool:
         before = last.get((publisher, sequence))
         last[publisher, sequence] = self.now_us
         return before is not None and self.now_us - before < SECOND_US // 2
+
+    def note_delay(self, delay_us: int) -> None:
+        """Of an original message."""
+        if len(self.counts.delays_us) < MAX_DELAYS:
+            self.counts.delays_us.append(delay_us)
 
     def _arrive(self, source: int, target: int, message: Any) -> None:
         receiver = self.receivers.get(target)
@@ -275,6 +286,8 @@ class Publisher:
         )
         network.counts.overhead_bytes += crossed * record_bytes
         network.counts.lost += len(receivers) - len(got)
+        network.tally("published", sent_us)
+        network.tally("lost", sent_us, len(receivers) - len(got))
         network.truth[self.key, sequence] = (sent_us, frozenset(receivers), bits)
         self._go_on()
 
@@ -325,13 +338,14 @@ class Subscriber:
         network, now = self.network, self.network.now_us
         if self.core is None or self.neighbours is None:
             network.counts.deliveries += 1
+            network.note_delay(now - sent_us)
             return
         self.neighbours.received(publisher, now - sent_us)
         self.neighbours.cache.put(publisher, sequence, b"", bits)
         self.neighbours.forget(publisher, sequence, now)
-        self._deliver(self.core.message(publisher, sequence, (publisher, sequence), now))
         if record:
             self.core.record(publisher, sequence, record, now)
+        self._deliver(self.core.message(publisher, sequence, (publisher, sequence), now))
         self._go_on()
 
     def heard(self, source: int, message: Any) -> None:
@@ -368,8 +382,9 @@ class Subscriber:
                 if repair:
                     counts.recovered += 1
                     counts.recovery_us.append(now - sent_us)
-                elif len(counts.delays_us) < 100_000:
-                    counts.delays_us.append(now - sent_us)
+                    self.network.tally("recovered", sent_us)
+                else:
+                    self.network.note_delay(now - sent_us)
 
     def _go_on(self) -> None:
         network, core, neighbours = self.network, self.core, self.neighbours
@@ -389,11 +404,14 @@ class Subscriber:
             if isinstance(named.message, Ask):
                 network.counts.asked += 1
                 key = (named.message.publisher, named.message.sequence)
-                network.counts.hits += any(
+                hit = any(
                     (one := network.receivers[target].neighbours) is not None
                     and one.cache.get(*key) is not None
                     for target in targets
                 )
+                network.counts.hits += hit
+                network.tally("asked", now)
+                network.tally("hits", now, hit)
             network.repair_traffic(self.number, targets, named)
         dues = [due for due in (core.next_deadline(), neighbours.next_deadline()) if due is not None]
         due = min(dues, default=None)

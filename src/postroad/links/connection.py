@@ -85,7 +85,7 @@ TAKES: Final[dict[Phase, frozenset[Kind]]] = {
     Phase.ACCEPTED: frozenset({Kind.HELLO}),
     Phase.CLIENT: _UPKEEP
     | {Kind.PUBLISH, Kind.BEST_EFFORT, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST}
-    | {Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE},
+    | {Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE, Kind.REPAIRED},
     Phase.BROKER: _UPKEEP
     | {
         Kind.BEST_EFFORT,

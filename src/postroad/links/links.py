@@ -128,6 +128,7 @@ class Links:
         self._last_hello_us = 0
         self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
         board.status("links", self._links_status)
+        board.status("client_clocks", self._client_clocks)
         board.status("addresses", lambda _now_us: self._dialler.status())
         board.status("clients", lambda _now_us: len(self._up("client")))
 
@@ -328,9 +329,9 @@ class Links:
             case Pong():
                 if message.time_us == state.pinged_us:  # else it answers an older one, or nothing
                     state.rtt_us = max(0, turn.now_us - state.pinged_us)
+                    state.clock.measured(message.time_us, message.at_us, turn.now_us)
                     if state.phase is Phase.BROKER:
                         self.round_trips.observe(state.rtt_us)
-                        state.clock.measured(message.time_us, message.at_us, turn.now_us)
             case Credit():
                 spent = state.window_out - state.credit_out
                 if not 1 <= message.size <= spent:
@@ -669,6 +670,15 @@ class Links:
             }
             for state, peer in self._up("broker")
         ]
+
+    def _client_clocks(self, _now_us: int) -> dict[str, object]:
+        """How far those of clients are ahead, of which a pong was heard (spec V9)."""
+        offsets_us = [state.clock.offset_us for state, _ in self._up("client") if state.clock]
+        return {
+            "measured": len(offsets_us),
+            "least_ms": min(offsets_us) / MILLISECOND_US if offsets_us else None,
+            "most_ms": max(offsets_us) / MILLISECOND_US if offsets_us else None,
+        }
 
     def check(self) -> None:
         """BugError unless the collections are as their comments say."""

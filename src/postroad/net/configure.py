@@ -125,7 +125,7 @@ def _node(top: _Table) -> NodeConfig:
     name = top.take("name", _name, None)
     listen = top.take("listen", _address, None)
     advertise = top.take("advertise", _reached, None)
-    data = top.take("data", lambda value: Path(_text(value)).expanduser(), NodeConfig().data)
+    data = top.take("data", lambda value: Path(_text(value)).expanduser(), None)
     links = top.take("links", _addresses, _NONE)
     metrics = top.take("metrics", _metrics, None)
     log = top.take("log", _level, "info")

@@ -15,6 +15,14 @@ MAX_FILES: Final = 1 << 20  # where the system sets no limit on open files
 RESERVED_FILES: Final = 128  # open files that are not connections: listeners, log, database, spare
 
 
+def bind_default() -> tuple[socket.socket, socket.socket]:
+    """The default address; where that is taken, any free port. For who is found wherever it listens."""
+    try:
+        return bind_both(None)
+    except UsageError:
+        return bind_both(format_address(DEFAULT_HOST, 0))
+
+
 def bind_both(address: str | None) -> tuple[socket.socket, socket.socket]:
     """The listening socket and one for datagrams, on the same port; None asks for the default address."""
     _, asked = parse_address(address or format_address(DEFAULT_HOST, DEFAULT_PORT))

@@ -13,13 +13,14 @@ import secrets
 import shutil
 import ssl
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import uvloop
 
 from postroad import kernel
 from postroad.broker.core import Broker
-from postroad.config import NodeConfig, format_address, parse_address
+from postroad.config import DEFAULT_DATA, DEFAULT_PORT, NodeConfig, format_address, parse_address
 from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
@@ -44,24 +45,35 @@ from postroad.net.tls import client_context, server_context
 from postroad.seam.storage import Reader, Stored, StreamEnd
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
-from postroad.storage.identity import DataFolder
+from postroad.storage.identity import DataFolder, InUseError
 from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
 
+MAX_FOLDERS: Final = 100  # of brokers that are started in one place and find each other
+_DEFAULT_DATA: Final = Path(DEFAULT_DATA)
 DISK_SHARE: Final = 5  # durable events that nobody needs any more take no more than this part of the disk
 
 
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; the process's exit code."""
     tls_server, tls_client = server_context(config.tls), client_context(config.tls)
-    with open_sockets(config.listen, config.metrics) as sockets, contextlib.ExitStack() as stack:
+    joins = config.broker.discovery.join
+    with (
+        open_sockets(config.listen, config.metrics, any_port=joins) as sockets,
+        contextlib.ExitStack() as stack,
+    ):
         limit = connection_limit(config.max_connections)
-        folder = DataFolder(config.data)
+        folder = _own_folder() if config.data is None and joins else DataFolder(config.data or _DEFAULT_DATA)
         stack.callback(folder.close)
         identity = folder.start(config.name)
         log.setup(identity.name, config.log)
+        if config.data is None and folder.path != _DEFAULT_DATA:
+            LOGGER.info("another broker uses %s: this one has %s", _DEFAULT_DATA, folder.path)
+        if config.listen is None and parse_address(sockets.address)[1] != DEFAULT_PORT:
+            LOGGER.info("port %d is taken: listening on %s", DEFAULT_PORT, sockets.address)
         node = _Node(
             config=config,
+            data=folder.path,
             identity=identity,
             sockets=sockets,
             max_connections=limit,
@@ -71,11 +83,22 @@ def run(config: NodeConfig) -> int:
         return uvloop.run(_serve(node))
 
 
+def _own_folder() -> DataFolder:
+    """The default folder, or the next one beside it that no other broker uses: brokers that find each other
+    are started in one place with the same command."""
+    beside = (_DEFAULT_DATA.with_name(f"{DEFAULT_DATA}-{number}") for number in range(2, MAX_FOLDERS))
+    for path in (_DEFAULT_DATA, *beside):
+        with contextlib.suppress(InUseError):
+            return DataFolder(path)
+    return DataFolder(_DEFAULT_DATA.with_name(f"{DEFAULT_DATA}-{MAX_FOLDERS}"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
     """Everything that could be refused has been made; what follows is serving."""
 
     config: NodeConfig
+    data: Path
     identity: Identity
     sockets: Sockets
     max_connections: int
@@ -83,7 +106,7 @@ class _Node:
     tls_client: ssl.SSLContext | None
 
     def about(self) -> dict[str, str]:
-        return self.sockets.about(self.identity.name) | {"data": str(self.config.data.resolve())}
+        return self.sockets.about(self.identity.name) | {"data": str(self.data.resolve())}
 
     def links(self) -> LinkSettings:
         """With what only the sockets know."""
@@ -96,7 +119,7 @@ class _Node:
         mutual = self.config.tls.require_client_certificate
         tls = "mutual" if mutual else "yes" if self.tls_server else "no"
         identity = self.identity
-        return f"data={self.config.data} broker={identity.number:08x} boot={identity.boot} tls={tls}"
+        return f"data={self.data} broker={identity.number:08x} boot={identity.boot} tls={tls}"
 
 
 async def _serve(node: _Node) -> int:
@@ -111,11 +134,11 @@ async def _serve(node: _Node) -> int:
     def wake() -> None:
         loop.call_soon_threadsafe(woke)
 
-    storage = Storage(config.data, wake=wake)
+    storage = Storage(node.data, wake=wake)
     stored = _stored(storage)
     refuse_lower_limits(stored.load(PUBENDS_TABLE, read_facts), stored.streams, config.broker.limits)
     discovery, sealer = await _discovery(node)
-    tracking, historian = _history(config, node.identity.number, storage, clock.now_us())
+    tracking, historian = _history(node, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
         replace(
@@ -123,7 +146,7 @@ async def _serve(node: _Node) -> int:
             about=tuple(about.items()),
             links=node.links(),
             discovery=discovery,
-            durable=_within_the_disk(config),
+            durable=_within_the_disk(node),
         ),
         node.identity,
         draw=secrets.randbelow,
@@ -158,10 +181,10 @@ async def _serve(node: _Node) -> int:
     return code
 
 
-def _within_the_disk(config: NodeConfig) -> DurableConfig:
+def _within_the_disk(node: _Node) -> DurableConfig:
     """What is kept although nobody needs it leaves most of the disk to others, unless the file says more."""
-    durable = config.broker.durable
-    share = shutil.disk_usage(config.data).total // DISK_SHARE
+    durable = node.config.broker.durable
+    share = shutil.disk_usage(node.data).total // DISK_SHARE
     return replace(durable, keep_bytes=durable.keep_bytes or min(DEFAULT_KEEP_BYTES, share))
 
 
@@ -185,11 +208,9 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
         return replace(discovery, enabled=False, group=""), None
 
 
-def _history(
-    config: NodeConfig, me: int, storage: Storage, now_us: int
-) -> tuple[Tracking | None, Historian | None]:
+def _history(node: _Node, storage: Storage, now_us: int) -> tuple[Tracking | None, Historian | None]:
     """What an earlier process recorded of the paths of messages, and whoever keeps what is recorded now."""
-    store = TrackingStore(config.data)
+    store, config = TrackingStore(node.data), node.config
     if config.broker.tracking.strategy == "none":
         store.untracked(now_us)
         return None, None
@@ -198,7 +219,7 @@ def _history(
         LOGGER.warning("history of messages: %s", problem)
     tracking = make_tracking(
         config.broker.tracking,
-        me=me,
+        me=node.identity.number,
         stored=found.filters,
         sizes=found.sizes,
         changes=found.changes,

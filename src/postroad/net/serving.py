@@ -18,7 +18,7 @@ from typing import Final
 
 from postroad import __version__
 from postroad.net.http import HttpServer
-from postroad.net.listen import bind_both, bind_metrics, bound_address
+from postroad.net.listen import bind_both, bind_default, bind_metrics, bound_address
 from postroad.net.log import LOGGER
 from postroad.net.server import Server
 
@@ -49,10 +49,12 @@ class Sockets:
 
 
 @contextlib.contextmanager
-def open_sockets(listen: str | None, metrics: str | None) -> Iterator[Sockets]:
-    """As asked; None asks for the default addresses, and metrics may be "off"."""
+def open_sockets(listen: str | None, metrics: str | None, *, any_port: bool = False) -> Iterator[Sockets]:
+    """As asked; None asks for the default addresses, or with `any_port` for another port where that is taken;
+    metrics may be "off"."""
     with contextlib.ExitStack() as stack:
-        listener, datagrams = map(stack.enter_context, bind_both(listen))
+        bound = bind_default() if listen is None and any_port else bind_both(listen)
+        listener, datagrams = map(stack.enter_context, bound)
         http = bind_metrics(metrics)
         if http is not None:
             stack.enter_context(http)

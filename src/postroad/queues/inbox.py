@@ -42,6 +42,7 @@ import msgspec
 from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError, UsageError
+from postroad.ids import SESSION_BYTES
 from postroad.queues.messages import Chain
 from postroad.units import KIB, MIB, SECOND_US
 
@@ -62,7 +63,6 @@ MESSAGE_OVERHEAD_BYTES: Final = 256
 RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
-SESSION_BYTES: Final = 8
 _SESSION_DIGITS: Final = 2 * SESSION_BYTES
 
 
@@ -116,6 +116,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str = ""  # of a dead letter
     attributes: bytes = b""
     sent_us: int = 0
+    entry: int = 0  # the broker that took it from its sender; 0: a version before did
 
     @property
     def size(self) -> int:

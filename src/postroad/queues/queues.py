@@ -23,7 +23,7 @@ from postroad.errors import (
     UnavailableError,
     UsageError,
 )
-from postroad.ids import name_fits
+from postroad.ids import SESSION_BYTES, name_fits
 from postroad.links.direct import DirectPeers
 from postroad.links.links import Links
 from postroad.overlay.topology import Topology
@@ -34,7 +34,6 @@ from postroad.queues.inbox import (
     MAX_PAYLOAD_BYTES,
     MAX_PRIORITY,
     MAX_TOGETHER,
-    SESSION_BYTES,
     Answer,
     Message,
     join,
@@ -61,6 +60,7 @@ from postroad.queues.talk import (
     JoinTask,
     LeaveTask,
     Locate,
+    MessageKey,
     PutTask,
     Removed,
     Said,
@@ -75,6 +75,7 @@ from postroad.queues.talk import (
     Queues as QueueRows,
 )
 from postroad.queues.transactions import Transactions
+from postroad.queues.witness import Witness
 from postroad.ring.ring import Ring
 from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
@@ -171,9 +172,10 @@ class Queues:
         topology: Topology,
         links: Links,
         told_of_others: bool,
+        witness: Witness,
         draw: Callable[[int], int],
     ) -> None:
-        self._me, self._config, self._topology = me, config, topology
+        self._me, self._config, self._topology, self._witness = me, config, topology, witness
         self._ring, self._direct, self._links = ring, direct, links
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
@@ -209,6 +211,8 @@ class Queues:
             say=self.say,
             rejoin_us=config.rejoin_us,
             express_bytes=config.express_bytes,
+            witness=witness,
+            number_of=ring.number,
         )
         self._transactions = Transactions(me=me, boot=boot, arcs=self.arcs, errands=self.errands)
         self._make_desks(board, told_of_others=told_of_others)
@@ -295,7 +299,7 @@ class Queues:
             case Elsewhere():
                 self.errands.elsewhere(turn, sender, said)
             case Deliver():
-                self._deliver(turn, said)
+                self._deliver(turn, sender, said)
             case Delivered():
                 self._delivered(turn, said)
             case Removed():
@@ -386,6 +390,7 @@ class Queues:
             if client.sends >= MAX_SENDS or client.send_bytes + size > MAX_SEND_BYTES:
                 raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
             self._remember_session(client, source, messages)
+            self._witness.sent(turn, message.session, messages)
             if message.together and len(messages) > 1:
                 self._send_together(turn, peer.connection, message, messages)
             else:
@@ -406,7 +411,7 @@ class Queues:
 
     def _messages(self, turn: Turn, message: Send, source: str) -> list[Message]:
         """Of each the chain that its sender names, else the present one, if that is known."""
-        now_us, ordered = turn.now_us, message.form == "transactional"
+        now_us, ordered, entry = turn.now_us, message.form == "transactional", self._witness.me
         chains: dict[tuple[str, bytes], Chain] = {}
         made: list[Message] = []
         for posting in message.messages:
@@ -435,6 +440,7 @@ class Queues:
                     "",
                     posting.attributes,
                     now_us,
+                    entry,
                 )
             )
         return made
@@ -512,6 +518,10 @@ class Queues:
             each = answer.each if answer.outcome == "each" else (answer,) * len(places)
             for place, outcome, said in zip(places, each, task.messages, strict=True):
                 groups.setdefault((_state_of(outcome), outcome.last, said.chain), []).append(place)
+        if self._witness.reports:
+            kept = {place for (state, _, _), some in groups.items() if state == "kept" for place in some}
+            messages = [said for place, said in zip(places, task.messages, strict=True) if place in kept]
+            self._witness.kept(turn, message.form, messages)
         confirming = self._confirming.get(done.number)
         for (state, last, chain), found in groups.items():
             shown = () if whole and len(groups) == 1 else tuple(found)
@@ -547,6 +557,8 @@ class Queues:
                 self._refuse_send(turn, connection, message.number, (), answer)
                 return
             state = _state_of(answer)
+            if state == "kept":
+                self._witness.kept(turn, message.form, messages)
             if state in ("kept", "gap"):
                 sent = Sent(number=message.number, places=(), state=state, last=answer.last)
                 self._tell(turn, connection, sent)
@@ -619,6 +631,8 @@ class Queues:
         old = self._receivers.get((message.inbox, consumer))
         if old is not None:
             self._clients[old.connection].receivers.pop(old.number, None)
+        else:
+            self._witness.hold(turn, message.inbox, consumer)
         receiver = _Receiver(peer.connection, message.number, message.inbox, arc, task)
         client.receivers[message.number] = receiver
         self._receivers[message.inbox, consumer] = receiver
@@ -657,16 +671,17 @@ class Queues:
             self._drop(turn, receiver, error)
 
     def _drop(self, turn: Turn, receiver: _Receiver, error: PostroadError) -> None:
-        self._forget_receiver(receiver)
+        self._forget_receiver(turn, receiver)
         told = Receiving(number=receiver.number, code=error.code, reason=str(error))
         self._tell(turn, receiver.connection, told)
 
-    def _forget_receiver(self, receiver: _Receiver) -> None:
+    def _forget_receiver(self, turn: Turn, receiver: _Receiver) -> None:
         client = self._clients.get(receiver.connection)
         if client is not None:
             client.receivers.pop(receiver.number, None)
         if self._receivers.get((receiver.inbox, receiver.task.consumer)) is receiver:
             del self._receivers[receiver.inbox, receiver.task.consumer]
+            self._witness.let_go(turn, receiver.inbox, receiver.task.consumer)
 
     def _removed(self, turn: Turn, said: Removed) -> None:
         receiver = self._receivers.get((said.inbox, said.consumer))
@@ -674,17 +689,18 @@ class Queues:
             self._join(turn, receiver)
 
     def _leave(self, turn: Turn, receiver: _Receiver, *, lost: bool) -> None:
-        self._forget_receiver(receiver)
+        self._forget_receiver(turn, receiver)
         task = LeaveTask(receiver.inbox, receiver.task.consumer, lost)
         try:
             self.errands.ask(turn, receiver.arc, task, _ignore)
         except FullError:
             return  # it is missed soon
 
-    def _deliver(self, turn: Turn, said: Deliver) -> None:
+    def _deliver(self, turn: Turn, sender: Node, said: Deliver) -> None:
         receiver = self._receivers.get((said.inbox, said.consumer))
         if receiver is None:
             return  # the responsible broker hears soon that the consumer is gone
+        self._witness.came(turn, self._ring.number(sender), [handed.message for handed in said.messages])
         messages = tuple(
             [
                 QueueMessage(
@@ -717,6 +733,8 @@ class Queues:
 
         def done(turn: Turn, answer: Done, _task: object = None) -> None:
             outcomes = tuple(each.outcome for each in answer.answers)
+            if receiver is not None:
+                self._settled(turn, receiver, keys, outcomes)
             if answer.code:
                 settled = Settled(
                     number=number, ticket=ticket, outcomes=(), code=answer.code, reason=answer.reason
@@ -737,10 +755,24 @@ class Queues:
         task = SettleTask(
             receiver.inbox, receiver.task.consumer, keys, message.verdict, message.delay_us, message.reason
         )
+        self._witness.hold(turn, receiver.inbox, receiver.task.consumer)
         try:
             self.errands.ask(turn, receiver.arc, task, done, sum(map(len, message.keys)))
         except FullError as error:
             done(turn, Done(0, (), error.code, str(error)))
+
+    def _settled(
+        self, turn: Turn, receiver: _Receiver, keys: tuple[MessageKey, ...], outcomes: tuple[str, ...]
+    ) -> None:
+        """There is an answer, or there will be none."""
+        inbox, consumer = receiver.inbox, receiver.task.consumer
+        accepted = [key for key, outcome in zip(keys, outcomes, strict=False) if outcome == "accepted"]
+        if accepted:
+            view = self.arcs.view(receiver.arc)
+            responsible = None if view is None else self._ring.number(view.responsible)
+            self._witness.accepted(turn, inbox, consumer, responsible, accepted)
+        self._witness.settled(turn, inbox, consumer, keys, outcomes)
+        self._witness.let_go(turn, inbox, consumer)
 
     def _unreceive(self, turn: Turn, peer: Peer, message: Unreceive) -> None:
         receiver = self._client(peer).receivers.get(message.number)

@@ -73,6 +73,7 @@ from postroad.queues.talk import (
     place_of,
 )
 from postroad.queues.talk import encode as encode_key
+from postroad.queues.witness import Witness
 from postroad.seam.turn import Turn
 from postroad.units import KIB, MILLISECOND_US, SECOND_US
 
@@ -87,6 +88,8 @@ EXPRESS: Final = "express"
 MAX_LISTED: Final = 1_000  # dead letters in one answer
 LISTED_BYTES: Final = 1_024  # of the payload of each
 MAX_ROW_BYTES: Final = 512
+
+_NEW: Final = ("kept", "staged")
 
 Then = Callable[[Turn, tuple[Answer, ...]], None]
 
@@ -128,6 +131,8 @@ class _Served:
     express: dict[str, deque[Message]] = field(default_factory=dict)
     express_held: dict[tuple[str, Key], Message] = field(default_factory=dict)
     express_bytes: dict[str, int] = field(default_factory=dict)
+    before: int | None = None  # the broker that was responsible before, if that was another one
+    inherited: dict[str, int] = field(default_factory=dict)  # inbox -> the number below which it had all
     look_us: int | None = None  # something is delayed or expires
     sweep_us: int = 0
 
@@ -135,9 +140,20 @@ class _Served:
 class Serving:
     """`say` sends to a broker, this one included."""
 
-    def __init__(self, *, arcs: Arcs, errands: Errands, say: Say, rejoin_us: int, express_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        arcs: Arcs,
+        errands: Errands,
+        say: Say,
+        rejoin_us: int,
+        express_bytes: int,
+        witness: Witness,
+        number_of: Callable[[Node], int | None],
+    ) -> None:
         self._arcs, self._errands, self._say = arcs, errands, say
         self._rejoin_us, self._max_express = rejoin_us, express_bytes
+        self._witness, self._number_of = witness, number_of
         self._served: dict[int, _Served] = {}
         self._stirred: dict[int, None] = {}  # arcs with something to write
         self._due_us = 0  # nothing is due before: no arc is looked at
@@ -160,8 +176,13 @@ class Serving:
         view = self._arcs.view(arc)
         assert view is not None
         served = self._served[arc] = _Served(place_of(view), sweep_us=turn.now_us + SWEEP_US)
+        before = view.base.replicas[0] if view.base.replicas and not view.rescued else view.responsible
+        if before != view.responsible:
+            served.before = self._number_of(before)
         for name, inbox in self._arcs.machine(arc).inboxes.items():
             served.visible[name] = inbox.next_number
+            if served.before is not None:
+                served.inherited[name] = inbox.next_number
             for consumer in inbox.consumers:
                 served.absent[name, consumer] = turn.now_us + self._rejoin_us
         self._look_at(served, turn.now_us)
@@ -232,6 +253,8 @@ class Serving:
             self._say(turn, sender, self._dead_letters(arc, number, task))
         elif isinstance(task, ReviveTask):
             self._revive(turn, arc, served, sender, number, task)
+        elif isinstance(task, StageTask):
+            self._stage(turn, arc, served, sender, task, answer)
         else:
             operation = _operation(task, turn.now_us)
             if isinstance(operation, Resolve):
@@ -276,6 +299,7 @@ class Serving:
             timed = timed or message.not_before_us > 0 or message.expires_us > 0
         if task.form == EXPRESS:
             each = tuple([self._put_express(served, message) for message in task.messages])
+            self._note_kept(turn, sender, task.messages, Answer("each", 0, each))
             self._confirm(turn, arc, served, sender, number, task)
             self._say(turn, sender, Done(number, (Answer("each", 0, each),)))
             if timed:
@@ -288,11 +312,28 @@ class Serving:
             outcomes = [each.outcome for each in answers[0].each] or [answers[0].outcome] * len(task.messages)
             self.counters["queue_kept_total"] += outcomes.count("kept")
             self.counters["queue_full_total"] += outcomes.count("full")
+            self._note_kept(turn, sender, task.messages, answers[0])
             self._say(turn, sender, Done(number, answers))
             self._confirm(turn, arc, served, sender, number, task)
 
         put = Put(task.messages, turn.now_us, task.together)
         self._wish(arc, served, (put,), kept, inboxes=inboxes, durable=durable, timed=timed)
+
+    def _stage(
+        self, turn: Turn, arc: int, served: _Served, sender: Node, task: StageTask, answer: Then
+    ) -> None:
+        def staged(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            self._note_kept(turn, sender, task.messages, answers[0])
+            answer(turn, answers)
+
+        self._wish(arc, served, (_operation(task, turn.now_us),), staged, durable=True)
+
+    def _note_kept(self, turn: Turn, sender: Node, messages: tuple[Message, ...], answer: Answer) -> None:
+        """Those that are new came from that entry."""
+        each = answer.each or (answer,) * len(messages)
+        new = [message for message, one in zip(messages, each, strict=True) if one.outcome in _NEW]
+        if new:
+            self._witness.came(turn, self._number_of(sender), new)
 
     def _confirm(
         self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask
@@ -474,7 +515,7 @@ class Serving:
                 key = _key(message)
                 seat.held[key] = 1
                 served.express_held[name, key] = message
-                chosen.append(Handed(encode_key(MessageKey(key, 1, True)), EXPRESS, message))
+                chosen.append(Handed(encode_key(MessageKey(key, 1, True, message.entry)), EXPRESS, message))
         if waiting is not None:
             waiting.extendleft(reversed(later))
         return chosen
@@ -494,14 +535,28 @@ class Serving:
             handed = self._take_express(served, name, seat, now_us, room)
             room -= len(handed)
             ready = machine.ready(name, consumer, now_us, room, held=seat.held, end=end) if room else []
+            if ready and name in served.inherited:
+                self._note_inherited(turn, machine, served, name, ready)
             for message in ready:
                 key, attempt = _key(message), message.attempts + 1
                 seat.held[key] = attempt
                 form = "transactional" if message.ordered else "recoverable"
-                handed.append(Handed(encode_key(MessageKey(key, attempt, False)), form, message))
+                given = encode_key(MessageKey(key, attempt, False, message.entry))
+                handed.append(Handed(given, form, message))
             self.counters["queue_handed_total"] += len(handed)
             for part in _parts(handed):
                 self._say(turn, seat.entry, Deliver(arc, name, consumer, served.place, part))
+
+    def _note_inherited(
+        self, turn: Turn, machine: Inboxes, served: _Served, name: str, ready: list[Message]
+    ) -> None:
+        """These go out; those that were here before this broker served came from the one that did."""
+        numbers, first = machine.inboxes[name].numbers, served.inherited[name]
+        old = [message for message in ready if numbers[_key(message)] < first]
+        if old:
+            self._witness.came(turn, served.before, old)
+        elif next(iter(machine.inboxes[name].messages), first) >= first:
+            del served.inherited[name]  # none of them is left
 
     def kept(self, turn: Turn, arc: int, kept: Kept) -> None:
         served = self._served.get(arc)

@@ -58,6 +58,7 @@ class MessageKey(msgspec.Struct, frozen=True, array_like=True):
     key: Key
     attempt: int
     express: bool
+    entry: int = 0  # of the message
 
 
 class SettleTask(_Said, frozen=True, tag=4):

@@ -12,15 +12,21 @@ from dataclasses import replace
 from typing import Final
 
 from postroad.broker.core import Broker
+from postroad.client import effects as fx
+from postroad.client.core import ClientCore
+from postroad.client.places import Choice
+from postroad.client.settings import ClientSettings
 from postroad.config import BrokerConfig, parse_address
 from postroad.discovery.envelopes import Envelopes
 from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.discovery.search import Search, Stage
+from postroad.discovery.selection import merit
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig, SearchSettings
 from postroad.errors import PeerError
 from postroad.ids import Identity
 from postroad.links.connection import LinkSettings
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
+from postroad.seam.effects import Close, Dial, Send
 from postroad.sim.machine.network import Network, Quality
 from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import Clock, Timer, World
@@ -35,8 +41,17 @@ SETTLE_US: Final = 5 * SECOND_US
 class Requester:
     """One search at a site, with a clock of its own."""
 
-    def __init__(self, world: World, network: Network, name: str, search: Search, offset_us: int = 0) -> None:
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        search: Search,
+        offset_us: int = 0,
+        over: Callable[[Search], None] = lambda _search: None,
+    ) -> None:
         self.name = name
+        self._over = over  # is called once
         self.alive = True
         self.search = search
         self.endpoint: Endpoint = (name, REQUESTER_PORT)
@@ -65,7 +80,9 @@ class Requester:
         if self._timer is not None:
             self._timer.cancel()
         if self.search.stage is Stage.OVER:
-            self.ended_us = self.ended_us or self._world.now_us
+            if not self.ended_us:
+                self.ended_us = self._world.now_us
+                self._over(self.search)
             return
         deadline_us = self.search.next_deadline()
         if deadline_us is not None:
@@ -78,6 +95,66 @@ class Requester:
     def received(self, connection: int, frame: bytes) -> None: ...
     def closed(self, connection: int) -> None: ...
     def dial_failed(self, address: str) -> None: ...
+
+
+class SeekingClient:
+    """The product's client core, which looks for brokers by itself. `arrived`: the brokers it was at."""
+
+    def __init__(self, place: DiscoveryWorld, name: str, nodes: Sequence[str]) -> None:
+        self.name = name
+        self.alive = True
+        self.arrived: list[str] = []
+        self._place = place
+        self._nodes = nodes
+        self._timer: Timer | None = None
+        settings = ClientSettings(addresses=(), name=name, seeks=True)
+        self.core = ClientCore(settings, draw=place.world.random(f"client/{name}").randrange)
+        self._perform(self.core.start(place.world.now_us))
+
+    def _give(self, item: fx.Input | None = None) -> None:
+        self._perform(self.core.handle([] if item is None else [item], self._place.world.now_us))
+
+    def _perform(self, effects: Sequence[fx.Effect]) -> None:
+        network, world = self._place.network, self._place.world
+        for effect in effects:
+            match effect:
+                case Dial():
+                    network.dial(self, effect.address)
+                case Send():
+                    network.send(self, effect.connection, effect.data)
+                case Close():
+                    network.close(effect.connection)
+                case fx.Seek():
+                    self._place.search(self.name, self._nodes, self._found)
+                case fx.Up():
+                    self.arrived.append(effect.broker)
+                case fx.Failed():
+                    raise effect.error
+        self.core.check()
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline_us = self.core.next_deadline()
+        self._timer = None if deadline_us is None else world.at(deadline_us, self._give)
+
+    def _found(self, search: Search) -> None:
+        if search.found is None:
+            self._give(fx.Found(reason=str(search.error)))
+            return
+        weights = SearchSettings().weights
+        choices = (Choice(address=one.address, weight=merit(one, weights)) for one in search.found.candidates)
+        self._give(fx.Found(choices=tuple(choices)))
+
+    def opened(self, connection: int, dialled: str | None) -> None:
+        self._give(fx.Opened(connection=connection, host=str(dialled)))
+
+    def received(self, connection: int, frame: bytes) -> None:
+        self._give(fx.Received(connection=connection, frame=frame))
+
+    def closed(self, connection: int) -> None:
+        self._give(fx.Closed(connection=connection))
+
+    def dial_failed(self, address: str) -> None:
+        self._give(fx.DialFailed(address=address, reason="refused"))
 
 
 class DiscoveryWorld:
@@ -93,13 +170,15 @@ class DiscoveryWorld:
         self.requesters: list[Requester] = []
         self._distance = distance
         self._quality = quality or Quality(jitter_us=100)
-        self._names: list[str] = []
+        self._servers: list[str] = []  # brokers and discovery nodes
+        self._others: list[str] = []  # who asks them, and nobody else
 
-    def _place(self, name: str) -> None:
-        for other in self._names:
+    def place(self, name: str, *, serves: bool = False) -> None:
+        """A new place, with its distances from those it will talk to. A crowd does not talk among itself."""
+        for other in (*self._servers, *(self._others if serves else ())):
             latency_us = self._distance(name, other)
             self.network.shape(name, other, replace(self._quality, latency_us=latency_us))
-        self._names.append(name)
+        (self._servers if serves else self._others).append(name)
 
     def broker(
         self,
@@ -112,7 +191,7 @@ class DiscoveryWorld:
         broker: BrokerConfig | None = None,
     ) -> Process:
         """A broker that starts now, linked with others, known to discovery nodes."""
-        self._place(name)
+        self.place(name, serves=True)
         number = len(self.brokers) + 1
         discovery = replace(
             config or DiscoveryConfig(),
@@ -142,7 +221,7 @@ class DiscoveryWorld:
         return process
 
     def node(self, name: str, *, settings: NodeSettings | None = None, offset_us: int = 0) -> Process:
-        self._place(name)
+        self.place(name, serves=True)
 
         def build(process: Process) -> tuple[Core, int]:
             draw = self.world.random(f"draws/{name}").randrange
@@ -167,7 +246,7 @@ class DiscoveryWorld:
         offset_us: int = 0,
     ) -> Requester:
         """A search that begins now."""
-        self._place(name)
+        self.place(name)
         search = Search(
             settings or SearchSettings(),
             nodes=[(node, NODE_PORT) for node in nodes],
@@ -181,6 +260,23 @@ class DiscoveryWorld:
         self.requesters.append(requester)
         requester.start()
         return requester
+
+    def client(self, name: str, *, nodes: Sequence[str]) -> SeekingClient:
+        """A client that begins to look for a broker now."""
+        self.place(name)
+        return SeekingClient(self, name, nodes)
+
+    def search(self, name: str, nodes: Sequence[str], over: Callable[[Search], None]) -> None:
+        """One more search of somebody who has a place already."""
+        search = Search(
+            SearchSettings(),
+            nodes=[(node, NODE_PORT) for node in nodes],
+            group=None,
+            known=(),
+            draw=self.world.random(f"draws/{name}").randrange,
+            envelopes=Envelopes(None),
+        )
+        Requester(self.world, self.network, name, search, over=over).start()
 
     def run(self, us: int) -> None:
         self.world.run(self.world.now_us + us)

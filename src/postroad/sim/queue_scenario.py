@@ -27,6 +27,7 @@ from postroad.sim.machine.network import Network
 from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import EPOCH_US, Clock, World
 from postroad.sim.people.queue_users import QueueConsumer, QueueSource
+from postroad.tracking.strategies import make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US
 
 LOOK_US: Final = 50 * MILLISECOND_US  # between two looks at who is responsible
@@ -148,7 +149,13 @@ class QueueScenario:
             )
             draw = self.world.random(f"draws/{name}").randrange
             now_us = process.clock.now_us()
-            return Broker(config, identity, draw=draw, now_us=now_us, stored=stored_in(process)), boot
+            filters, changes = process.histories.load()
+            tracking = make_tracking(
+                config.tracking, me=number, stored=filters, changes=changes, now_us=now_us
+            )
+            stored = stored_in(process)
+            broker = Broker(config, identity, draw=draw, now_us=now_us, tracking=tracking, stored=stored)
+            return broker, boot
 
         process = Process(
             self.world,

@@ -13,8 +13,8 @@ by gaps it was told, by what it acknowledged. Later events are *pending*: it is 
 | unwanted | given, though the selector does not match it |
 
 Given again in a later session is no fault: the subscriber resumed from an older token (*redelivered*).
-Members of a shared subscription get what others did not finish, so order is not asked of those. Queues and
-best-effort links have no reports yet; they will be further rows of the same tables.
+Members of a shared subscription get what others did not finish, so order is not asked of those. `audit_modes`
+has queues and best effort.
 
 An audit sees what the lake has. Reports that a broker could not write, and what was released before it was
 landed, are counted as *unseen*: what seems missing there may have been delivered.
@@ -31,6 +31,7 @@ import msgspec
 
 from postroad.errors import UsageError
 from postroad.selectors import Selector
+from postroad.spark.audit_modes import BestEffortAudit, QueueAudit, audit_best_effort, audit_queues
 from postroad.spark.lake.tables import Lake, Tables
 from postroad.spark.where import selector_sql
 from postroad.units import SECOND_US
@@ -47,6 +48,7 @@ STEPS: Final = 60  # of the time axis
 PERCENTILES: Final = (0.5, 0.95, 0.99)
 LANDING: Final = "postroad-landing"  # names of landing's own subscriptions, which hold storage, begin so
 _TIME_US: Final = "CAST(conv(substr(id, 19, 12), 16, 10) AS BIGINT) * 1000"  # of a message id
+OTHER_MODES: Final = ("queue_events", "best_effort_links", "repairs")  # what else can be audited
 _SUMMED: Final = ("due", "delivered", "pending", "gaps", "redelivered", *KINDS)
 
 
@@ -74,6 +76,9 @@ def read_subscriptions(path: Path) -> list[Subscribed]:
 def landed_subscriptions(tables: Tables) -> list[Subscribed]:
     """Those that landing noted."""
     found = [msgspec.convert(row, Subscribed) for row in tables.fetch("subscriptions").to_pylist()]
+    others = any(not one.name.startswith(LANDING) for one in found)
+    if not others and any(tables.files(table) for table in OTHER_MODES):
+        return []  # there are queues or best-effort events, and nothing else
     if not found:
         raise UsageError(
             f"the lake at {tables.store} has no subscriptions: name a file of `postroad subs --json`"
@@ -113,13 +118,16 @@ class Audit:
     losses: DataFrame  # per step of time: faults by kind, gaps that were told, deliveries made again
     flows: DataFrame  # per origin and delivering broker: deliveries
     unseen: DataFrame  # per broker: what the lake does not have of it
+    queues: QueueAudit
+    best_effort: BestEffortAudit
 
 
 def audit(lake: Lake, subscriptions: Iterable[Subscribed], *, late_us: int = DEFAULT_LATE_US) -> Audit:
     from pyspark.sql import functions as F
 
-    lake.check("events", "deliveries")
     subscribed = list(subscriptions)
+    if subscribed:
+        lake.check("events", "deliveries")
     events = lake.read("events")
     named = lake.spark.createDataFrame([(one.name,) for one in subscribed], "subscriber string")
     reported = lake.read("deliveries").join(F.broadcast(named), "subscriber", "left_semi")
@@ -165,7 +173,9 @@ def audit(lake: Lake, subscriptions: Iterable[Subscribed], *, late_us: int = DEF
         timeline=_timeline(first, low, step_us),
         losses=_losses(faults, gaps, again, low, step_us),
         flows=first.groupBy("origin", "broker").count(),
-        unseen=_unseen(lake.read("deliveries")),
+        unseen=_unseen(lake.read("deliveries"), lake.read("queue_events")),
+        queues=audit_queues(lake, late_us=late_us),
+        best_effort=audit_best_effort(lake),
     )
 
 
@@ -214,6 +224,8 @@ def _wanted(lake: Lake, events: DataFrame, subscribed: list[Subscribed]) -> Data
         ]
         matching = F.explode(F.array_compact(F.array(*cases))).alias("selector")
         parts.append(events.select("id", "pubend", "tick", "time_ms", matching))
+    if not parts:  # nobody subscribes
+        parts = [events.select("id", "pubend", "tick", "time_ms", F.lit(0).alias("selector")).filter("false")]
     return _together(parts).join(F.broadcast(names), "selector").drop("selector")
 
 
@@ -304,10 +316,15 @@ def _losses(faults: DataFrame, gaps: DataFrame, again: DataFrame, low: int, step
     return placed.groupBy("at").pivot("what", list(LOSSES)).count().na.fill(0).orderBy("at")
 
 
-def _unseen(reports: DataFrame) -> DataFrame:
+def _unseen(reports: DataFrame, queue_events: DataFrame) -> DataFrame:
     """Per broker: holes in the numbers of its reports, spans that were released before landing read them."""
-    numbered = reports.filter("number > 0").selectExpr("broker", "number DIV 4294967296 AS boot", "number")
-    holes = numbered.groupBy("broker", "boot").agg(
+    numbered = _together(
+        frame.filter("number > 0").selectExpr(
+            "broker", f"'{of}' AS of", "number DIV 4294967296 AS boot", "number"
+        )
+        for of, frame in (("deliveries", reports), ("queues", queue_events))
+    )
+    holes = numbered.groupBy("broker", "of", "boot").agg(
         *_aggregates(reports="max(number) - min(number) + 1 - count(DISTINCT number)")
     )
     gone = reports.filter(f"what = 'gap' AND startswith(subscriber, '{LANDING}')").selectExpr(

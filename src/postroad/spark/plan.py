@@ -3,8 +3,8 @@
 Observed are, per broker: the peak rate in its busiest history (keys of a filter over the time they span), how
 full filters are when they are done, how far message times are from the broker's clock when they are published
 (skew), how late messages come from other brokers (jitter), times outside any sensible range, and crashes.
-`tracking.planner` turns that and the wish into m, n, k, Tp and Ts. Record size and cache bounds of
-best-effort delivery will be proposed here too, once brokers have such a thing.
+`tracking.planner` turns that and the wish into m, n, k, Tp and Ts. `plan_repair` proposes record size and
+cache bounds of best effort.
 """
 
 from __future__ import annotations
@@ -197,13 +197,15 @@ def _duration(us: int) -> str:
     return f"{us // SECOND_US} s" if us % SECOND_US == 0 else f"{math.ceil(us / MILLISECOND_US)} ms"
 
 
-def write_plans(proposals: list[Proposal], target: Path) -> None:
-    """One file per broker, all or none."""
+def write_plans(proposals: list[Proposal], target: Path, *, repair: str = "") -> None:
+    """One file per broker, and one for clients that repair, if there is a text for it; all or none."""
 
     def write(path: str) -> None:
         folder = Path(path)
         folder.mkdir()
         for one in proposals:
             (folder / f"{one.observed.broker}.toml").write_text(as_toml(one))
+        if repair:
+            (folder / "repair.toml").write_text(repair)
 
     write_folder(write, target)

@@ -6,7 +6,7 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import cos, floor, pi, sin
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import StorageError, UnavailableError
 from postroad.spark.audit import KINDS, LOSSES, Audit, as_rows
+from postroad.spark.audit_modes import QUEUE_COUNTS, QUEUE_KINDS
 from postroad.spark.lake.tables import SCHEMAS, Lake
 from postroad.spark.trace.topology import Place, latest, link_loads
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -68,6 +69,10 @@ class Findings:
     flows: dict[tuple[str, str], int]  # (origin, delivering broker) -> deliveries
     storage: list[tuple[str, int, int, int]]  # table, files, rows, bytes
     late_us: int
+    inboxes: list[dict[str, Any]] = field(default_factory=list)
+    queue_faults: list[dict[str, Any]] = field(default_factory=list)  # the first of them
+    best_effort: list[dict[str, Any]] = field(default_factory=list)  # per link
+    repairs: list[dict[str, Any]] = field(default_factory=list)  # per subscriber
 
 
 def collect(lake: Lake, audit: Audit, *, late_us: int) -> Findings:
@@ -82,6 +87,10 @@ def collect(lake: Lake, audit: Audit, *, late_us: int) -> Findings:
         flows={(row["origin"], row["broker"]): row["count"] for row in as_rows(audit.flows)},
         storage=[_stored(lake, table) for table in SCHEMAS],
         late_us=late_us,
+        inboxes=as_rows(audit.queues.inboxes),
+        queue_faults=as_rows(audit.queues.faults.limit(MAX_FAULTS)),
+        best_effort=as_rows(audit.best_effort.links),
+        repairs=as_rows(audit.best_effort.receivers),
     )
 
 
@@ -114,6 +123,9 @@ def render(found: Findings) -> str:
         ("Busiest paths", _map(found.places, links), _links_table(found.places, links, found.flows)),
         ("Losses and repairs", _losses(found), _losses_table(found.losses)),
         ("Faults", _faults_text(found), _faults_table(found.faults)),
+        ("Queues", _inboxes_text(found), _inboxes_table(found)),
+        ("Best effort: loss per link", _links_lost(found), _best_effort_table(found)),
+        ("Best effort: repairs", _repairs_text(found.repairs), _repairs_table(found)),
         ("Storage of the lake", _storage(found.storage), _storage_table(found.storage)),
     ]
     return (
@@ -122,8 +134,7 @@ def render(found: Findings) -> str:
         f"<style>{_STYLE}</style></head><body><main><h1>Delivery audit</h1>{_subtitle(found)}"
         + _tiles(found.summary)
         + "".join(_section(*one) for one in sections)
-        + "<p class='sub'>Brokers do not report queues, nor losses and repairs of best-effort links, yet.</p>"
-        "</main></body></html>\n"
+        + "</main></body></html>\n"
     )
 
 
@@ -412,6 +423,110 @@ def _faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
         for row in faults
     ]
     return _table(head, body, text=(0, 1, 2, 3, 5))
+
+
+def _inboxes_text(found: Findings) -> str:
+    if not found.inboxes:
+        return "<p>No broker reported messages of queues.</p>"
+    count = sum(row[kind] for row in found.inboxes for kind in QUEUE_KINDS)
+    if not count:
+        return f"<p>{len(found.inboxes):,} inboxes, no fault found.</p>"
+    listed = f"; the first {MAX_FAULTS:,} are listed" if count > len(found.queue_faults) else ""
+    return f"<p>{len(found.inboxes):,} inboxes, {count:,} faults{listed}.</p>"
+
+
+def _inboxes_table(found: Findings) -> str:
+    numbers = (*QUEUE_COUNTS, *QUEUE_KINDS)
+    body = [
+        (
+            row["inbox"],
+            *(row[name] for name in numbers),
+            *(_ms(one) for one in row["latency_us"] or (None, None, None)),
+            _ms(row["latency_max_us"]),
+        )
+        for row in found.inboxes
+    ]
+    faults = [
+        (row["kind"], row["inbox"], row["id"], row["who"] or "", row["broker"] or "", _ms(row["latency_us"]))
+        for row in found.queue_faults
+    ]
+    return _table(("inbox", *numbers, "median", "95 %", "99 %", "longest"), body, text=(0,)) + (
+        _table(("kind", "inbox", "id", "consumer", "broker", "latency"), faults, text=(0, 1, 2, 3, 4))
+        if faults
+        else ""
+    )
+
+
+def _links_lost(found: Findings) -> str:
+    if not found.best_effort:
+        return "<p>No broker reported best-effort events.</p>"
+    shown = found.best_effort[:MAX_BARS][::-1]
+    figure, axes = _figure(9.6, 0.9 + 0.32 * len(shown))
+    names = [f"{_called(found, row['source'])} → {_called(found, row['target'])}" for row in shown]
+    axes.barh(names, [100 * row["loss"] for row in shown], color=BAD)
+    for at, row in enumerate(shown):
+        text = f"  {100 * row['loss']:.3g} %, {row['lost']:,} of {row['sent']:,}"
+        axes.text(100 * row["loss"], at, text, va="center", fontsize=9, color=INK)
+    axes.set_xlim(0, max(1.0, *(140 * row["loss"] for row in shown)))
+    axes.set_xlabel("share of events lost on the link, in %")
+    return _svg(figure)
+
+
+def _called(found: Findings, broker: str) -> str:
+    return found.places[broker].name if broker in found.places else broker
+
+
+def _best_effort_table(found: Findings) -> str:
+    body = [
+        (
+            *(_called(found, row["source"]), _called(found, row["target"])),
+            *(row["sent"], row["received"], row["lost"], f"{100 * row['loss']:.3g} %"),
+        )
+        for row in found.best_effort
+    ]
+    return _table(("from", "to", "sent", "received", "lost", "loss"), body, text=(0, 1))
+
+
+def _repairs_text(repairs: Sequence[Mapping[str, Any]]) -> str:
+    detected, recovered = (sum(row[name] for row in repairs) for name in ("detected", "recovered"))
+    if not detected:
+        return "<p>No subscriber reported losses.</p>"
+    share = _percent(100 * recovered / detected)
+    return f"<p>{share} of {detected:,} losses that subscribers found were repaired.</p>"
+
+
+def _repairs_table(found: Findings) -> str:
+    numbers = ("received", "detected", "requests", "recovered", "given_up", "duplicates")
+    body = [
+        (
+            *(row["subscriber"], _called(found, row["broker"])),
+            *(row[name] for name in numbers),
+            *(_percent(100 * row["repaired"]), _ms(row["slowest_us"])),
+        )
+        for row in found.repairs
+    ]
+    head = ("subscriber", "at", *numbers, "repaired", "slowest")
+    return _table(head, body, text=(0, 1))
+
+
+def audited_modes(
+    inboxes: Sequence[Mapping[str, Any]],
+    links: Sequence[Mapping[str, Any]],
+    receivers: Sequence[Mapping[str, Any]],
+) -> str:
+    """What the command says of queues and best effort, "" if there is none."""
+    said = ""
+    if inboxes:
+        faults = sum(row[kind] for row in inboxes for kind in QUEUE_KINDS)
+        accepted, kept = (sum(row[name] for row in inboxes) for name in ("accepted", "kept"))
+        said += f"; queues: {accepted:,} accepted of {kept:,} kept, {faults:,} faults"
+    if links:
+        lost, sent = (sum(row[name] for row in links) for name in ("lost", "sent"))
+        said += f"; best effort: {lost:,} of {sent:,} lost on links"
+    if receivers:
+        recovered, detected = (sum(row[name] for row in receivers) for name in ("recovered", "detected"))
+        said += f", {recovered:,} of {detected:,} losses repaired"
+    return said
 
 
 def _storage_table(storage: Sequence[tuple[str, int, int, int]]) -> str:

@@ -51,6 +51,10 @@ LAST_CLOCK: Final = MAX_BOOT - (1 << 24)  # a clock that is far ahead leaves so 
 T = TypeVar("T")
 
 
+class InUseError(UsageError):
+    """Another broker has the folder."""
+
+
 class DataFolder:
     """An open, locked data folder. `start()` is called once per process."""
 
@@ -68,7 +72,7 @@ class DataFolder:
         except OSError:
             holder = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
             os.close(self._lock)
-            raise UsageError(
+            raise InUseError(
                 f"the data folder {path} is in use by another broker"
                 + (f" (process {holder})" if holder else "")
                 + "; give this one its own with --data"

@@ -126,7 +126,11 @@ class Twin:
                 self._path.with_name(COPY + suffix).unlink(missing_ok=True)
             self._copy = open_database(self._path)
             database.backup(self._copy)
-            self._copy.execute("PRAGMA synchronous = NORMAL")
+            # Without a journal on disk: on a full one that would take the room that is left for the database.
+            # A process that is killed in the middle may leave a copy that is not whole, beside a database
+            # that is: nobody uses it then.
+            self._copy.execute("PRAGMA journal_mode = MEMORY")
+            self._copy.execute("PRAGMA synchronous = OFF")
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:

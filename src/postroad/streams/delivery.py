@@ -306,6 +306,12 @@ class Delivery:
         for stream in self._streams.values():
             stream.late.pop(subscription.id, None)
 
+    def name(self, connection: int, number: int) -> str | None:
+        """By which traces know that subscription, if there is one."""
+        home = self._connections.get(connection)
+        subscription = None if home is None else home.by_number.get(number)
+        return None if subscription is None else subscription.name
+
     def count(self, connection: int) -> int:
         """Subscriptions of a connection."""
         home = self._connections.get(connection)

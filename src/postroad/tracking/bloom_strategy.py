@@ -43,9 +43,11 @@ from postroad.tracking.bloom import fill_of
 from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, fitting, group_name, worth
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import (
+    DATAGRAM,
     DELIVERY,
     FORWARDING,
     PUBLISH,
+    REPAIR,
     ROUTING,
     HistoryKey,
     paired,
@@ -185,6 +187,13 @@ class BloomTracking(Recorder):
             # Neighbours are told one after the other, mostly of the same messages: one key for all of them.
             forwards = self._page_for(ids, now_us).pending_of((FORWARDING, origin, 0, "")).forwards
             forwards.setdefault(ids, set()).update(neighbours)
+
+    def sent(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
+        self._page_for(ids, now_us).pending_of((DATAGRAM, origin, neighbour, "")).ids.append(ids)
+
+    def repaired(self, subscriber: str, ids: bytes, now_us: int) -> None:
+        page = self._page_for(ids, now_us)
+        self._add_singly(page.pending_of((REPAIR, 0, 0, "")), (subscriber,), ids)
 
     def _page_for(self, ids: bytes, now_us: int) -> _Page:
         """Where to note these."""

@@ -19,7 +19,17 @@ from postroad.ids import ID_BYTES
 from postroad.seam.tracking import TrackingEffect
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.history import Range, Window
-from postroad.tracking.keys import DELIVERED, ENTRY, FORWARDED, LOG, PUBLISHED, ROUTED, HistoryKey
+from postroad.tracking.keys import (
+    DELIVERED,
+    ENTRY,
+    FORWARDED,
+    LOG,
+    PUBLISHED,
+    REPAIRED,
+    ROUTED,
+    SENT,
+    HistoryKey,
+)
 from postroad.tracking.moments import Times
 from postroad.tracking.record import MAX_META_BYTES, FilterMeta
 from postroad.tracking.recorder import Recorder
@@ -77,6 +87,12 @@ class ExactTracking(Recorder):
     def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
         if self._config.routing != "all":
             self._log([(FORWARDED, origin, str(neighbour)) for neighbour in neighbours], ids, now_us)
+
+    def sent(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
+        self._log([(SENT, origin, str(neighbour))], ids, now_us)
+
+    def repaired(self, subscriber: str, ids: bytes, now_us: int) -> None:
+        self._log([(REPAIRED, 0, subscriber)], ids, now_us)
 
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
         if self.noted:

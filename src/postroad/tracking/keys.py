@@ -8,6 +8,8 @@
 | forwarding, per origin | id with the set of neighbours | the D-bit routing set, the second |
 | delivery, per origin | id with the subscriber, or with a set of them (`groups`) | all Hb,s in one |
 | delivery, per origin and subscriber | id with the subscriber | subscriber history Hb,s |
+| datagram, per origin and neighbour it was meant for | id | none: best-effort events, which may be lost |
+| repair | id with the subscriber | none: who got a best-effort event as a repair |
 | log | none: the exact strategy's records | |
 
 A broker has one parent for an origin at a time, so routing histories with the neighbour in their name are as
@@ -32,12 +34,16 @@ PUBLISH: Final = "publish"
 ROUTING: Final = "routing"
 FORWARDING: Final = "forwarding"
 DELIVERY: Final = "delivery"
+DATAGRAM: Final = "datagram"
+REPAIR: Final = "repair"
 LOG: Final = "log"
 ENTRY: Final = np.dtype([("id", "V16"), ("what", "<u4")])  # of the log; `what` numbers its happenings:
 PUBLISHED: Final = "published"
 ROUTED: Final = "routed"
 FORWARDED: Final = "forwarded"
 DELIVERED: Final = "delivered"
+SENT: Final = "sent"
+REPAIRED: Final = "repaired"
 _FEW: Final = 16 * ID_BYTES  # up to this, one long integer is quicker than numpy
 NO_TAG: Final = bytes(ID_BYTES)
 

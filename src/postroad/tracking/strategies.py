@@ -46,6 +46,13 @@ class Tracking(Protocol):
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
         """These went to each of these subscribers, attached before."""
 
+    def sent(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
+        """These best-effort events were meant for that neighbour: where it has not got them, they were lost
+        on the way there."""
+
+    def repaired(self, subscriber: str, ids: bytes, now_us: int) -> None:
+        """That subscriber, attached before, says that it got these best-effort events as repairs."""
+
     def attached(self, subscriber: str, now_us: int) -> None: ...
 
     def detached(self, subscriber: str, now_us: int) -> None: ...

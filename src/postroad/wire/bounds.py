@@ -184,6 +184,7 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
         "shared": Flag(),
         "key": Text(4_096),  # likewise
         "until": TOKEN,
+        "epoch": ANY,
     },
     frames.Subscribed: {
         "number": ANY,
@@ -191,6 +192,7 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
         "token": TOKEN,
         "created": Flag(),
         "born": ANY,
+        "epoch": ANY,
     },
     frames.Unsubscribe: {"number": ANY},
     frames.Ended: {"number": ANY, **_OUTCOME},
@@ -304,6 +306,17 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
     },
     frames.Settled: {"number": ANY, "ticket": ANY, "outcomes": Items(65_536, WORD), **_OUTCOME},
     frames.Unreceive: {"number": ANY},
+    frames.Repaired: {
+        "number": ANY,
+        "ids": Bytes(4_096),
+        "received": ANY,
+        "detected": ANY,
+        "requests": ANY,
+        "recovered": ANY,
+        "given_up": ANY,
+        "duplicates": ANY,
+        "slowest_us": ANY,
+    },
     frames.Discover: {
         "uuid": KEY,
         "attempt": ANY,

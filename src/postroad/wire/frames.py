@@ -88,6 +88,8 @@ class Kind(IntEnum):
     SETTLE = 56
     SETTLED = 57
     UNRECEIVE = 58
+    # clients and best effort
+    REPAIRED = 59
     DISCOVER = 60
 
 
@@ -219,6 +221,9 @@ class Subscribe(Message, frozen=True, kw_only=True):
     shared: bool = False  # durable: consumers under one name divide the events
     key: str = ""  # shared: events with the same value of this attribute are consumed in order
     until: str = ""  # not durable: only durable events after `token` and up to this token, then ENDED
+    # Durable, and the broker keeps the token: `token` is what the client remembers of this attachment. It
+    # counts only where the broker that keeps it cannot be asked. 0: `token` is where it goes on.
+    epoch: int = 0
 
 
 class Subscribed(Message, frozen=True, kw_only=True):
@@ -229,6 +234,7 @@ class Subscribed(Message, frozen=True, kw_only=True):
     token: str = ""  # durable: the checkpoint token it goes on after
     created: bool = False  # durable: there was none of this name, and it begins now
     born: int = 0  # durable, where the broker keeps the token: which one of this name it is
+    epoch: int = 0  # likewise: which attachment; 0: what the client remembers of it counts nowhere
 
 
 class Unsubscribe(Message, frozen=True, kw_only=True):
@@ -520,6 +526,20 @@ class Unreceive(Message, frozen=True, kw_only=True):
     number: int
 
 
+class Repaired(Message, frozen=True, kw_only=True):
+    """What repair did for a subscription, in all, and the events that it brought since the last time."""
+
+    number: int  # of the subscription
+    ids: bytes  # 16 bytes each
+    received: int  # events that came as they were first sent
+    detected: int  # losses
+    requests: int
+    recovered: int
+    given_up: int
+    duplicates: int
+    slowest_us: int  # of the latest recoveries, the one that took longest
+
+
 class Discover(Message, frozen=True, kw_only=True):
     """A discovery request on its way through the network: who is to be answered, and what it showed."""
 
@@ -575,6 +595,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.SETTLE: Settle,
     Kind.SETTLED: Settled,
     Kind.UNRECEIVE: Unreceive,
+    Kind.REPAIRED: Repaired,
     Kind.DISCOVER: Discover,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}

@@ -19,11 +19,17 @@ from postroad.client.repair.messages import (
     Request,
     Summary,
     decode,
+    decode_record,
     encode,
     encode_entries,
+    encode_record,
 )
+from postroad.client.repair.rows import row_bytes, with_record, without_records
 from postroad.errors import PeerError
+from postroad.events import EventBatch
+from postroad.events.batch import MAX_ROWS_BYTES, best_effort_frame, encode_row
 from postroad.selectors.tags import event_bits
+from postroad.wire.frames import DEFAULT_LIMITS
 
 FILTERS = st.one_of(
     st.just(0),
@@ -91,3 +97,55 @@ def test_similar_events_take_fewer_bytes_than_their_filters() -> None:
     assert len(encode_entries(tuple(different))) < 32 * 8
     with pytest.raises(PeerError, match="parts, the most is 64"):
         decode(bytes((5,)) + bytes(8) + bytes((65,)))
+
+
+SIMILAR = st.lists(
+    st.builds(
+        lambda kind, n: event_bits("a/b", {"kind": kind, "n": n}), st.sampled_from("xyz"), st.integers(0, 9)
+    ),
+    max_size=40,
+).map(tuple)
+
+
+@given(entries=st.one_of(ENTRIES, SIMILAR), room=st.integers(0, 1_000))
+def test_merging_and_compression_lose_no_entry(entries: tuple[int, ...], room: int) -> None:
+    """Spec B3, paper 3.5: each entry comes back with its ones and no others. What does not fit is the end of
+    the record, whole entries."""
+    whole = encode_record(entries, 1 << 16)
+    assert decode_record(whole) == entries if entries else whole == b""
+    cut = encode_record(entries, room)
+    assert len(cut) <= room
+    assert not cut or decode_record(cut) == entries[: len(decode_record(cut))]
+
+
+@given(payloads=st.lists(st.binary(max_size=50), min_size=1, max_size=5), record=SIMILAR)
+def test_a_row_comes_out_as_it_was_before_its_record(payloads: list[bytes], record: tuple[int, ...]) -> None:
+    rows = [
+        encode_row(bytes((at,)) * 16, "a/b", {"n": at}, payload, DEFAULT_LIMITS, tick=at)
+        for at, payload in enumerate(payloads, 1)
+    ]
+    sent = [with_record(row, record if at % 2 else (), 400) for at, row in enumerate(rows)]
+    batch = EventBatch.parse(best_effort_frame(sent, channel=9), DEFAULT_LIMITS)
+    bare, records = without_records(batch, DEFAULT_LIMITS)
+    assert [row_bytes(bare, at) for at in range(bare.count)] == [b"".join(row) for row in rows]
+    assert bare.channel == 9
+    for at, found in enumerate(records):
+        assert found == (record[: len(found)] if found and at % 2 else ())
+
+
+def test_a_record_that_cannot_be_read_costs_its_event_nothing() -> None:
+    header, heap = encode_row(bytes(16), "a/b", {}, b"payload", DEFAULT_LIMITS, tick=1)
+    lying = header[:44] + (3).to_bytes(4, "little")
+    batch = EventBatch.parse(best_effort_frame([(lying, heap)], channel=1), DEFAULT_LIMITS)
+    bare, records = without_records(batch, DEFAULT_LIMITS)
+    assert (records, bare.payload(0)) == ([None], b"payl")
+
+
+def test_records_of_ten_fit_beside_the_largest_event() -> None:
+    """And similar events take a fraction of the 32 bytes that the paper's entries have."""
+    recent = tuple(
+        event_bits("site/7/temperature", {"sensor": "s12", "unit": "C", "n": n}) for n in range(10)
+    )
+    assert len(encode_record(recent, 1 << 16)) < 60
+    assert len(decode_record(encode_record(recent, MAX_ROWS_BYTES - 48 - 960))) == 10
+    assert len(encode_record(recent[:1] * 10, 1 << 16)) < 25

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.worlds.arcs import Network, Station
-from tests.worlds.rings import STABLE_S, Ring, bound, grown
+from tests.worlds.rings import LONG, STABLE_S, Ring, bound, grown
 
 from postroad.queues.messages import Message, Node
 from postroad.queues.views import Settings
@@ -50,9 +50,7 @@ class ArcOnRing(Network):
         raise AssertionError(f"arc {self.key.hex()} is served by {self.serving()}")
 
 
-@pytest.mark.parametrize(
-    "nodes", [48, pytest.param(1_024, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])]
-)
+@pytest.mark.parametrize("nodes", [48, pytest.param(1_024, marks=LONG)])
 def test_arcs_on_a_ring_find_their_brokers_and_survive_the_loss_of_all_replicas_but_one(nodes: int) -> None:
     ring = grown(nodes)
     draw = random.Random(nodes)

@@ -9,6 +9,7 @@ import pytest
 from postroad.besteffort.forwarding import GREET_US, SILENT_US
 from postroad.besteffort.settings import BestEffortConfig
 from postroad.broker.core import Broker
+from postroad.client.repair.rows import with_record
 from postroad.config import BrokerConfig
 from postroad.errors import UsageError
 from postroad.events.batch import EventBatch, best_effort_frame, encode_row
@@ -200,3 +201,18 @@ def test_brokers_greet_each_other() -> None:
     assert unseal(again.data, bytes(range(24)), dialled=True) == b"\x01"
     assert broker.status(NOW + 1)["best_effort"] != {}
     assert broker.next_deadline() <= NOW + GREET_US
+
+
+def test_a_record_is_carried_beside_the_bound_of_events_and_fits_a_datagram() -> None:
+    """Spec B3: to brokers it is part of the payload."""
+    world = World()
+    world.greet()
+    row = encode_row(world.ids.next(NOW // 1000), "a/b", {}, bytes(900), DEFAULT_LIMITS, tick=1)
+    header, heap = with_record(row, (7,) * 8, 200)
+    effects = world.give(Received(1, best_effort_frame([(header, heap)], channel=0)))
+    assert [len(payload) for payload in world.delivered(effects)[0]] == [len(heap) - 3]
+    long = header[:36] + (1_200).to_bytes(4, "little") + header[40:44] + (300).to_bytes(4, "little")
+    frame = best_effort_frame([(long, heap[:3] + bytes(1_200))], channel=0)
+    refuse = next(decode(one.data) for one in world.give(Received(1, frame)) if isinstance(one, Send))
+    assert isinstance(refuse, Refuse)
+    assert "1251 bytes with its record, the most is 1164" in refuse.reason

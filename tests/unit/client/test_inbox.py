@@ -125,6 +125,27 @@ def test_an_acknowledgement_that_was_refused_is_no_place_to_go_on_from() -> None
         script.say(wire.Subscribed(number=number))
 
 
+def test_what_was_acknowledged_is_remembered_in_case_the_broker_that_keeps_the_token_is_dead() -> None:
+    """D11: with the epoch of its attachment, since it counts only if nobody was attached after it."""
+    script = Script()
+    script.up()
+    number = durable(script)
+    again(script)
+    (unknown,) = [message for message in script.sent() if isinstance(message, wire.Subscribe)]
+    assert (unknown.token, unknown.epoch) == ("", 0), "its broker did not say which attachment it was"
+    script.say(wire.Subscribed(number=number, token=f'{{"{pubend_text(P)}": 11}}', epoch=7))
+    acknowledge(script, number, token={P: 12})
+    acknowledge(script, number, token={P: 15}, confirm=True)
+    for epoch in (7, 9):
+        again(script)
+        sent = script.sent()
+        (begun,) = [message for message in sent if isinstance(message, wire.Subscribe)]
+        assert (begun.token, begun.epoch, begun.ack) == (CheckpointToken({P: 12}).to_json(), epoch, "manual")
+        script.say(wire.Subscribed(number=number, epoch=9))
+        (repeated,) = [message for message in script.sent() if isinstance(message, wire.Ack)]
+        assert repeated.token == CheckpointToken({P: 15}).to_json(), "what nobody confirmed is said again"
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_what_was_deleted_meanwhile_begins_anew_with_gaps(early: bool) -> None:
     """D8: never silence. `early`: a delivery comes before SUBSCRIBED."""

@@ -114,6 +114,15 @@ def test_a_client_moves_when_another_is_much_better_for_long_and_does_not_swing(
         assert reviewed(script, found("a:1", "b:1", weights=(5.0, 4.5))) == []
 
 
+def test_the_nearest_broker_is_left_when_another_is_much_better() -> None:
+    """A search chooses by the ping, so the first choice may be the busy broker where the client is."""
+    script = seeker(ping_us=100 * SECOND_US, dead_us=300 * SECOND_US)
+    busy = found("a:1", "c:1", "b:1", weights=(1.0, 2.5, 5.0))
+    for _ in range(REVIEWS - 1):
+        assert reviewed(script, busy) == []
+    assert reviewed(script, busy) == [Dial("b:1")]
+
+
 def test_a_review_that_does_not_see_the_present_broker_moves_nobody() -> None:
     reviews = Reviews()
     for _ in range(10):

@@ -150,6 +150,144 @@ def test_while_the_former_broker_is_away_nobody_begins_anew() -> None:
     assert (fourth.got(), fourth.ended()) == (["a"], [])
 
 
+def remembered(reader: Reader) -> dict[str, object]:
+    """What a client that was attached knows: its token, and which attachment it was."""
+    return {"token": reader.token(), "epoch": reader.begun[-1].epoch, "ack": "auto"}
+
+
+def test_who_remembers_its_token_goes_on_while_its_broker_is_dead_and_that_lets_go_when_it_is_back() -> None:
+    """D10, D11, issue "found, not configured": the client saw all that it acknowledged."""
+    net = DurableNet(3, [*LINE, (0, 2)])
+    publisher, first = DurableClient(net, 0), Reader(net, 2)
+    first.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    first.ack()
+    first_token, born = remembered(first), first.begun[-1].born
+    publisher.send(publisher.durable("t", *numbers(5, 10)))
+    net.kill(2)
+    net.wait(1)
+    second = Reader(net, 1)
+    second.begin("s", **first_token)  # type: ignore[arg-type]
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(10, 15)))
+    net.wait(1)
+    assert (second.got(), second.ended()) == (numbers(5, 15), [])
+    assert [begun.born for begun in second.begun] == [born], "it is the subscription that it was"
+    assert not second.begun[-1].created
+    second.ack()
+    net.start(2)
+    net.link(0, 2)
+    net.link(1, 2)
+    net.wait(5)
+    assert (names(net, 2), names(net, 1)) == ({"s": True}, {"s": False})
+    assert second.ended() == []
+    net.wait(65)
+    assert names(net, 2) == {}
+    assert net.disks[0].kept(P) == 0, "nobody holds anything"
+    third = Reader(net, 2)
+    third.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", "last"))
+    net.wait(1)
+    assert (third.got(), second.ended()) == (["last"], ["moved"])
+
+
+def test_a_token_of_before_somebody_else_was_attached_is_not_gone_on_with() -> None:
+    """What that one acknowledged would be delivered twice under this name."""
+    net = DurableNet(3, [*LINE, (0, 2)])
+    publisher, first = DurableClient(net, 0), Reader(net, 1)
+    first.begin("s", ack="auto")
+    net.wait(2)
+    old = remembered(first)
+    first.gone()
+    second = Reader(net, 2)
+    second.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    second.ack()
+    net.wait(1)
+    net.kill(2)
+    for at in (0, 1):
+        late = Reader(net, at)
+        late.begin("s", **old)  # type: ignore[arg-type]
+        net.wait(1)
+        assert late.ended() == ["unavailable"]
+        assert late.got() == []
+
+
+def test_while_its_broker_can_be_asked_that_one_knows_the_token_best() -> None:
+    """An acknowledgement that was not confirmed may be on its disk; what the client remembers is less."""
+    net = DurableNet(3, LINE)
+    publisher, first = DurableClient(net, 0), Reader(net, 2)
+    first.begin("s", ack="auto")
+    net.wait(2)
+    old = remembered(first)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    first.ack()
+    first.gone()
+    for at in (2, 1):
+        reader = Reader(net, at)
+        reader.begin("s", **old)  # type: ignore[arg-type]
+        net.wait(2)
+        assert (reader.got(), reader.ended()) == ([], [])
+        old = remembered(reader)
+        reader.gone()
+
+
+def test_an_epoch_without_a_token_that_a_broker_keeps_is_a_clear_error() -> None:
+    net = DurableNet(1)
+    for number, wrong in enumerate(({"ack": "auto"}, {"token": "{}"})):
+        reader = Reader(net, 0)
+        reader.begin(f"s{number}", epoch=5, **wrong)
+        assert reader.ended() == ["usage"]
+        assert "epoch 5" in reasons(reader)[0]
+    assert names(net, 0) == {}
+
+
+def test_a_token_that_is_remembered_is_no_past_of_streams_that_it_does_not_name() -> None:
+    """Its broker did not know of them; to begin with their first tick would be to begin before itself."""
+    net = DurableNet(3, [(1, 2)], keep_us=3_600 * 1_000_000)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(60)
+    first = Reader(net, 2)
+    first.begin("s", ack="auto")
+    net.wait(6)
+    token = remembered(first)
+    net.kill(2)
+    net.link(0, 1)
+    net.wait(2)
+    second = Reader(net, 1)
+    second.begin("s", **token)  # type: ignore[arg-type]
+    net.wait(2)
+    publisher.send(publisher.durable("t", "new"))
+    net.wait(2)
+    assert (second.got(), second.ended()) == (["new"], [])
+
+
+def test_silence_that_its_broker_went_over_is_no_gap_after_its_death() -> None:
+    """What matched nothing of it was released; the client was told so, and drops a gap that it knows of."""
+    net = DurableNet(3, [*LINE, (0, 2)], keep_us=2 * 1_000_000)
+    publisher, first = DurableClient(net, 0), Reader(net, 2)
+    first.begin("s", ack="auto")
+    net.wait(2)
+    for _ in range(30):
+        publisher.send(publisher.durable("other", "x"))
+        net.wait(1)
+    released = net.disks[0].chopped[P]
+    assert json.loads(first.token())["00000001-00000000"] >= released > 0
+    net.kill(2)
+    second = Reader(net, 1)
+    second.begin("s", **remembered(first))  # type: ignore[arg-type]
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(2)
+    assert (second.got(), second.ended()) == (["a"], [])
+
+
 def test_a_former_broker_that_does_not_answer() -> None:
     net = DurableNet(3, LINE)
     Reader(net, 2).begin("s", ack="auto")

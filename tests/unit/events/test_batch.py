@@ -377,7 +377,7 @@ def row(topic: bytes = b"a", attributes: bytes = b"", count: int = 0, **fields: 
         fields.get("payload", 0),
         fields.get("flags", 0),
         count,
-        fields.get("reserved", 0),
+        fields.get("record", 0),
     )
     return header, topic + attributes
 
@@ -417,7 +417,11 @@ BROKEN = {
     Rule.PUBLISH_SPAN: [framed(flags=1), framed(flags=3), framed(start=1), framed(end=1)],
     Rule.SPAN: [framed(kind=Kind.DELIVERY, start=2, end=1)],
     Rule.ROWS_CUT: [framed(count=1), framed(row(), count=3)],
-    Rule.ROW_RESERVED: [framed(row(flags=1)), framed(row(reserved=1))],
+    Rule.ROW_RESERVED: [
+        framed(row(flags=1)),
+        framed(row(record=1)),
+        framed(row(tick=1, record=1), kind=Kind.BEST_EFFORT),
+    ],
     Rule.TICK: [
         framed(row(tick=1)),
         framed(row(tick=10), **KNOWN),

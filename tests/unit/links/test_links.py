@@ -283,7 +283,7 @@ def test_a_broker_that_says_no_is_asked_again_later() -> None:
 
 CLIENTS_SEND = {
     *(Kind.PUBLISH, Kind.BEST_EFFORT, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST),
-    *(Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE),
+    *(Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE, Kind.REPAIRED),
 }
 BROKERS_SEND = {
     Kind.BEST_EFFORT,
@@ -393,6 +393,20 @@ def test_pings_are_answered_and_the_round_trip_is_kept() -> None:
     assert link["rtt_ms"] == 0.8
     assert (sum(a.round_trips.counts), a.round_trips.total_us) == (1, 800)
     assert link["up_s"] == 10
+
+
+def test_the_clocks_of_clients_are_measured_and_shown() -> None:
+    """Spec V9: a pong of a client tells how far its clock is from ours, half the round trip taken off."""
+    links = make()
+    for connection, ahead_us in ((5, 2 * SECOND_US), (6, -SECOND_US)):
+        accept(links, connection, hello())
+        assert links.status(NOW)["client_clocks"]["measured"] == connection - 5  # type: ignore[call-overload]
+        (ping,) = sent(links.tick(NOW + 5 * SECOND_US), connection)
+        assert isinstance(ping, Ping)
+        there_us = NOW + 5 * SECOND_US + 400 + ahead_us
+        links.received(connection, Pong(time_us=ping.time_us, at_us=there_us), NOW + 5 * SECOND_US + 800)
+    clocks = links.status(NOW)["client_clocks"]
+    assert clocks == {"measured": 2, "least_ms": -1_000.0, "most_ms": 2_000.0}
 
 
 def test_a_busy_link_is_measured_too() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroad.client.repair.cache import Cache, adjusted, least_size
+from postroad.client.repair.cache import CACHE_BYTES, MAX_RINGS, Cache, adjusted, least_size
 from postroad.client.repair.messages import Ask, Repair
 from postroad.client.repair.neighbours import MAX_ASKS, Neighbours, Tuned
 from postroad.client.repair.planning import detection, plan, record_for, shared_detection
@@ -58,15 +58,48 @@ def test_hearing_the_same_request_doubles_the_wait_and_the_repair_ends_it() -> N
     assert core.asks == 0
 
 
+def test_an_ask_of_the_same_round_is_a_duplicate_and_doubles_nothing() -> None:
+    """SRM: until half of the wait has passed. One of a later round is none: the round before it failed."""
+    core = node()
+    core.want(Z, 1, 7, 0)
+    core.heard_ask(ask(), D)
+    assert core._wanted[Z, 1].due_us == D + 6 * D
+    core.heard_ask(ask(), 2 * D)
+    core.heard_ask(ask(), 3 * D)
+    assert core._wanted[Z, 1].due_us == D + 6 * D
+    core.heard_ask(ask(), 5 * D)
+    assert core._wanted[Z, 1].due_us == 5 * D + 12 * D
+    core.heard_repair(Z, 1, 6 * D)
+    assert core.asking.duplicates == 0.25 * 2
+    assert core.asking.delay == 1.0, "it took one d until somebody asked, however long the repair took"
+
+
+def test_repairs_after_the_first_are_duplicates_and_an_ask_behind_its_repair_is_not_answered() -> None:
+    core = node(cache_min=5)
+    for sequence in (1, 2):
+        core.cache.put(Z, sequence, b"row", 7)
+    core.heard_repair(Z, 1, 0)
+    core.heard_ask(ask(), D)
+    assert core.next_deadline() is None
+    core.heard_ask(ask(2), D)
+    core.heard_repair(Z, 2, 2 * D)
+    core.heard_repair(Z, 2, 2 * D + 1)
+    core.heard_repair(Z, 2, 2 * D + 2)
+    assert core.repairing.duplicates == 0
+    core.cache.put(Z, 3, b"row", 7)
+    core.heard_ask(ask(3), 3 * D)
+    assert core.repairing.duplicates == 0.25 * 2, "when the next one is about to be repaired"
+
+
 def test_a_cache_answers_after_its_own_wait_unless_another_was_faster() -> None:
-    """[D1 d, (D1 + D2) d] with D1 = D2 = 1 and d from the asker: in the middle, 1.5 d."""
+    """[D1 d, (D1 + D2) d] with D1 = D2 = 2 and d from the asker: in the middle, 3 d."""
     core = node(cache_min=5)
     core.cache.put(Z, 1, b"row", 7)
     core.heard_ask(ask(sent_us=0), D)
-    assert core.next_deadline() == D + 3 * D // 2
-    (sent,) = core.tick(3 * D, 3 * D)
+    assert core.next_deadline() == D + 3 * D
+    (sent,) = core.tick(4 * D, 4 * D)
     assert sent.message == Repair(publisher=Z, sequence=1, row=b"row")
-    core.heard_ask(ask(), 4 * D)
+    core.heard_ask(ask(), 5 * D)
     assert core.tick(SECOND_US, SECOND_US) == [], "the same message is not repaired again at once"
     core.cache.put(Z, 2, b"row", 7)
     core.heard_ask(ask(2, sent_us=SECOND_US), SECOND_US + D)
@@ -104,16 +137,38 @@ def test_the_cache_is_a_ring_that_grows_while_requests_miss() -> None:
     cache = Cache(least=5, most=300, hit_ratio=1.0)
     for now in range(0, 30 * SECOND_US, SECOND_US // 10):
         cache.put(Z, now, b"x", 0)
-        cache.asked(hit=False, wait_s=0.3, source_s=0.1, asker_s=0.1)
+        cache.asked(Z, hit=False, wait_s=0.3, source_s=0.1, asker_s=0.1)
         cache.adjust(now)
         cache.check()
     assert cache.size > 50
     assert cache.get(Z, 0) is None or len(cache) == 300
     for now in range(30 * SECOND_US, 90 * SECOND_US, SECOND_US // 10):
-        cache.beaten()
+        cache.provided(Z, here=False)
         cache.adjust(now)
     assert cache.size == 5
     cache.check()
+
+
+def test_rings_of_publishers_are_adjusted_apart_and_bounded_together() -> None:
+    """3.4: rate, delays and who is closest are those of one publisher."""
+    cache = Cache(least=5, most=300, hit_ratio=1.0)
+    for now in range(0, 20 * SECOND_US, SECOND_US // 10):
+        for publisher in (Z, OTHER):
+            cache.put(publisher, now, b"x", 0)
+        cache.asked(Z, hit=False, wait_s=0.3, source_s=0.1, asker_s=0.1)
+        cache.provided(OTHER, here=False)
+        cache.adjust(now)
+    assert len(cache) > 50 + 5
+    assert sum(cache.get(OTHER, now) is not None for now in range(0, 20 * SECOND_US, SECOND_US // 10)) == 5
+    large = Cache(least=2_000, most=2_000, hit_ratio=1.0)
+    for at in range(1_000):
+        large.put(Z, at, bytes(CACHE_BYTES // 500), 0)
+    assert len(large) == 500
+    for number in range(MAX_RINGS + 10):
+        large.put(number.to_bytes(8, "big"), 1, b"", 0)
+    assert large.get(Z, 999) is None
+    assert large.get(bytes(6) + b"\x04\x00", 1) is not None
+    large.check()
 
 
 @given(match=st.floats(0, 1), loss=st.floats(0, 1), record=st.integers(0, 50), sharing=st.integers(1, 9))

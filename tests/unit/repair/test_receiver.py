@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from postroad.client.repair import receiver as receivers
 from postroad.client.repair.messages import Gone, Repair, Request, Summary
-from postroad.client.repair.publisher import MAX_NAMES, PublisherSide
+from postroad.client.repair.publisher import CALM, MAX_NAMES, PublisherSide
 from postroad.client.repair.receiver import Lost, Receiver
-from postroad.client.repair.settings import RepairSettings
+from postroad.client.repair.settings import RepairSettings, settings_for
+from postroad.errors import UsageError
 from postroad.selectors import Selector
 from postroad.selectors.tags import event_bits, selector_masks
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -220,3 +223,74 @@ def test_records_hold_the_bits_of_the_messages_before() -> None:
     found.record(Z, 4, (X, Y), 0)
     found.tick(SECOND_US)
     assert found.take_content() == [(Z, 3, X)], "2 does not match, 3 does"
+
+
+def test_a_record_of_an_overtaken_message_still_tells_what_is_before_it() -> None:
+    """A record never counts as looked at what it does not cover, nor does what overtook it."""
+    found = receiver(publisher_first=False)
+    for sequence, record in ((1, ()), (9, (Y, Y)), (6, (X, Y))):
+        found.record(Z, sequence, record, 0)
+        found.message(Z, sequence, sequence, 0)
+    found.tick(SECOND_US)
+    assert found.take_content() == [(Z, 5, X)]
+    assert found.detected == 1
+
+
+def test_a_record_grows_with_what_is_asked_for_and_shrinks_when_nothing_is() -> None:
+    core = publisher(record=2, max_record=4, summaries=False)
+    for _ in range(10):
+        core.publish(X, b"", 0)
+    for _ in range(9):
+        core.missed(3)
+    assert core.record == 3, "one message, however many ask for it"
+    core.missed(99)
+    assert core.record == 3, "which was never published"
+    for sequence in (4, 5, 6):
+        core.missed(sequence)
+    assert core.record == 4
+    assert len(core.publish(X, b"", 0)) == 4
+    for _ in range(CALM - 2):
+        core.publish(X, b"", 0)
+    assert core.record == 4
+    for _ in range(3 * CALM):
+        core.publish(X, b"", 0)
+    assert core.record == 2
+    core.check()
+
+
+def test_who_sends_records_says_its_last_messages_once_it_is_quiet() -> None:
+    """Spec B9: no record will name them."""
+    core = publisher(record=2, summaries=False, quiet_us=SECOND_US)
+    for at in range(50):
+        core.publish(X, b"", at * SECOND_US // 2)
+        assert core.tick(at * SECOND_US // 2) == []
+    last_us = 49 * SECOND_US // 2
+    (first,) = core.tick(last_us + SECOND_US)
+    assert first.message == summary(49, X, X, since_ms=first.message.since_ms)  # type: ignore[union-attr]
+    due = core.next_deadline()
+    assert due is not None
+    (again,) = core.tick(due)
+    assert isinstance(again.message, Summary)
+    assert (again.message.first, again.message.last) == (49, 50)
+    found = receiver(publisher_first=False)
+    found.record(Z, 40, (), 0)
+    found.message(Z, 40, 40, 0)
+    found.summary(Z, again.message, last_us)
+    requests, lost = found.tick(last_us + SECOND_US)
+    assert (requests, lost) == ([], [])
+    assert found.take_content() == [(Z, 49, X), (Z, 50, X)]
+    for later in range(60):
+        assert found.tick(last_us + later * SECOND_US)[1] in (
+            [],
+            [Lost(Z, 48, 50)],
+        ), "what is between is no Gap: nobody knows of it"
+
+
+def test_what_a_program_chooses_is_checked() -> None:
+    assert settings_for("records", "eu").scope == "eu"
+    assert settings_for("summaries", "") == RepairSettings()
+    for way, scope in (("reports", ""), ("records", "a/b"), ("records", "x" * 33), ("records", 3)):
+        with pytest.raises(UsageError):
+            settings_for(way, scope)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        RepairSettings(max_record=65)

@@ -131,6 +131,17 @@ MESSAGES: list[Message] = [
     frames.Settle(number=1, ticket=2, keys=(b"k",), verdict="again", delay_us=7, reason="why"),
     frames.Settled(number=1, ticket=2, outcomes=("again",)),
     frames.Unreceive(number=1),
+    frames.Repaired(
+        number=1,
+        ids=bytes(32),
+        received=7,
+        detected=3,
+        requests=2,
+        recovered=2,
+        given_up=1,
+        duplicates=4,
+        slowest_us=90,
+    ),
     frames.Discover(
         uuid=bytes(16),
         attempt=1,

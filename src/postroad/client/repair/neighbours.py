@@ -8,7 +8,9 @@ by policy, to the asker alone), so one of each is mostly enough. Asks are lost, 
 twice the time.
 
 C1, C2, D1 and D2 follow the duplicates and the delays that are seen, as in SRM: more duplicates widen the
-intervals, fewer narrow them.
+intervals, fewer narrow them. A duplicate is an ask or a repair after the first of its round; until half of
+the wait that begins with a round has passed, whatever is heard belongs to that round, and doubles nothing
+once more. Asks of a later round are no duplicates: the one before them was lost, or nobody had the message.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ HOLD_OFF: Final = 3  # a message that was repaired is not repaired again for so 
 DEFAULT_DELAY_US: Final = 100 * MILLISECOND_US
 MIN_DELAY_US: Final = 5 * MILLISECOND_US
 MAX_DELAY_US: Final = 2 * SECOND_US
+DUPLICATES: Final = 0.25  # for one message that are taken: SRM takes 1, the paper shows fewer (4.3)
 _SMOOTH: Final = 0.25
 
 
@@ -46,20 +49,20 @@ class Tuned:
     def __init__(self, first: float, spread: float) -> None:
         self.first = first  # C1 or D1
         self.spread = spread  # C2 or D2
-        self.duplicates = 0.0  # heard for one message, averaged
-        self.delay = 1.0  # in units of d, averaged
+        self.duplicates = 0.0  # for one message, averaged
+        self.delay = 1.0  # until the first ask or repair, in units of d, averaged
 
     def finished(self, duplicates: int, delay: float) -> None:
-        """One message was asked for, or repaired."""
+        """One message was asked for, or repaired, by whomever."""
         self.duplicates += _SMOOTH * (duplicates - self.duplicates)
         self.delay += _SMOOTH * (delay - self.delay)
-        if self.duplicates >= 1:
+        if self.duplicates >= DUPLICATES:
             self.first += 0.1
             self.spread += 0.5
-        elif self.duplicates < 0.9:
+        elif self.duplicates < 0.9 * DUPLICATES:
             if self.delay > 1:
                 self.spread -= 0.1
-            if self.duplicates < 0.25:
+            if self.duplicates < DUPLICATES / 4:
                 self.first -= 0.05
         else:
             self.first += 0.05
@@ -72,9 +75,11 @@ class _Wanted:
     bits: int
     began_us: int
     due_us: int
+    round_us: int = 0  # asks before this are of the round that has begun
+    asked_us: int | None = None  # when somebody asked first
     doublings: int = 0
     asks: int = 0
-    heard: int = 0  # asks of others
+    duplicates: int = 0  # asks of others in a round that had one
 
 
 @dataclass(slots=True)
@@ -85,7 +90,6 @@ class _Offered:
     began_us: int
     due_us: int
     delay_us: int
-    heard: int = 0  # repairs by others
 
 
 class Neighbours:
@@ -97,11 +101,13 @@ class Neighbours:
         self._draw = draw
         self.cache = Cache(least=settings.cache_min, most=settings.cache_max, hit_ratio=settings.hit_ratio)
         self.asking = Tuned(2.0, 2.0)
-        self.repairing = Tuned(1.0, 1.0)
+        self.repairing = Tuned(2.0, 2.0)  # the logarithm of a hundred receivers, as SRM begins
         self._delays: dict[bytes, float] = {}  # publisher -> its delay, averaged; at most MAX_WANTED
         self._wanted: dict[tuple[bytes, int], _Wanted] = {}
         self._offered: dict[tuple[bytes, int], _Offered] = {}
         self._held_off: dict[tuple[bytes, int], int] = {}  # repaired lately -> until when
+        self._repeats = 0  # repairs since the last offer of what was repaired already
+        self._repair_delay: float | None = None  # of the last repair since then, in units of d
         self._due_us: int | None = None  # of all timers the first
         self._second_us = 0
         self._said = [0, 0]  # asks and repairs in this second
@@ -133,6 +139,14 @@ class Neighbours:
         wanted.due_us = now_us + (self._wait_us(self.asking, self.delay_us(publisher)) << wanted.doublings)
         self._wake(wanted.due_us)
 
+    def _next_round(self, publisher: bytes, wanted: _Wanted, now_us: int) -> None:
+        """Somebody asked: the wait for the repair is twice as long as the last."""
+        if wanted.asked_us is None:
+            wanted.asked_us = now_us
+        wanted.doublings = min(MAX_DOUBLINGS, wanted.doublings + 1)
+        self._set_timer(publisher, wanted, now_us)
+        wanted.round_us = (now_us + wanted.due_us) // 2
+
     def _wait_us(self, tuned: Tuned, delay_us: int) -> int:
         return int(tuned.first * delay_us) + self._draw(int(tuned.spread * delay_us) + 1)
 
@@ -140,13 +154,15 @@ class Neighbours:
         key = (ask.publisher, ask.sequence)
         wanted = self._wanted.get(key)
         if wanted is not None:
-            wanted.heard += 1
-            wanted.doublings = min(MAX_DOUBLINGS, wanted.doublings + 1)
-            self._set_timer(ask.publisher, wanted, now_us)
             self.suppressed += not wanted.asks
+            if now_us < wanted.round_us:
+                wanted.duplicates += 1
+            else:
+                self._next_round(ask.publisher, wanted, now_us)
         delay_us = max(MIN_DELAY_US, min(now_us - ask.sent_us, MAX_DELAY_US))
         found = self.cache.get(ask.publisher, ask.sequence)
         self.cache.asked(
+            ask.publisher,
             hit=found is not None,
             wait_s=min(ask.wait_us, 60 * SECOND_US) / SECOND_US,
             source_s=self.delay_us(ask.publisher) / SECOND_US,
@@ -156,6 +172,9 @@ class Neighbours:
             return
         if self._held_off.get(key, 0) > now_us:
             return
+        if self._repair_delay is not None:
+            self.repairing.finished(self._repeats, self._repair_delay)
+        self._repeats, self._repair_delay = 0, None
         due_us = now_us + self._wait_us(self.repairing, delay_us)
         self._offered[key] = _Offered(*found, ask.receiver, now_us, due_us, delay_us)
         self._wake(due_us)
@@ -166,16 +185,20 @@ class Neighbours:
         offered = self._offered.pop(key, None)
         if offered is not None:
             self.suppressed += 1
-            self.cache.beaten()
-            self.repairing.finished(1, (now_us - offered.began_us) / offered.delay_us)
-            self._hold_off(key, now_us + HOLD_OFF * offered.delay_us)
+            self.cache.provided(publisher, here=False)
+            self._repair_delay = (now_us - offered.began_us) / offered.delay_us
+        elif self._held_off.get(key, 0) > now_us:
+            self._repeats += 1
+        # Also what nobody has asked for here: the ask may be behind its repair.
+        self._hold_off(key, now_us + HOLD_OFF * self.delay_us(publisher))
 
     def forget(self, publisher: bytes, sequence: int, now_us: int) -> None:
         """It is no longer missing."""
         wanted = self._wanted.pop((publisher, sequence), None)
         if wanted is not None:
-            waited = (now_us - wanted.began_us) / self.delay_us(publisher)
-            self.asking.finished(max(0, wanted.heard + wanted.asks - 1), waited)
+            first_us = now_us if wanted.asked_us is None else wanted.asked_us
+            waited = (first_us - wanted.began_us) / self.delay_us(publisher)
+            self.asking.finished(wanted.duplicates, waited)
 
     def _hold_off(self, key: tuple[bytes, int], until_us: int) -> None:
         if len(self._held_off) >= MAX_HELD_OFF:
@@ -217,8 +240,7 @@ class Neighbours:
         if wanted.asks >= MAX_ASKS:
             del self._wanted[key]
             return []
-        wanted.doublings = min(MAX_DOUBLINGS, wanted.doublings + 1)
-        self._set_timer(publisher, wanted, now_us)
+        self._next_round(publisher, wanted, now_us)
         if self._said[0] >= MAX_ASKS_PER_S:
             return []
         self._said[0] += 1
@@ -241,8 +263,8 @@ class Neighbours:
             return []
         self._said[1] += 1
         self.repairs += 1
-        self.cache.provided()
-        self.repairing.finished(0, (now_us - offered.began_us) / offered.delay_us)
+        self.cache.provided(key[0], here=True)
+        self._repair_delay = (now_us - offered.began_us) / offered.delay_us
         self._hold_off(key, now_us + HOLD_OFF * offered.delay_us)
         repair = Repair(publisher=key[0], sequence=key[1], row=offered.row)
         if self._settings.policy == "unicast":

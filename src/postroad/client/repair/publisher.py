@@ -5,6 +5,11 @@ what was new in the one before, so that the loss of one summary is made good by 
 nothing is new it says how far it is, less and less often. It keeps its messages for 30 s. What receivers ask
 for is gathered for 0.3 s and sent once, with the names of all who asked (spec B7).
 
+With `record` its messages carry the bits of those before them (spec B3). Such a record grows by an entry for
+each message that others ask for, and shrinks by one for every CALM messages of which none was: what detection
+costs follows what it brings. Then summaries are for a publisher that falls quiet, since no record will name
+its last messages.
+
 However many ask, it sends at most `repairs_per_s` and holds at most MAX_ASKED requests: a storm of requests
 costs its own bytes and nothing more.
 """
@@ -30,6 +35,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 MAX_ASKED: Final = 4_096  # messages asked for and not yet repaired
 MAX_NAMES: Final = 16  # receivers that one repair is for
+CALM: Final = 64  # messages of which none was asked for, after which a record is one entry shorter
 MAX_HEARTBEATS: Final = 12  # a publisher that is quiet for longer than these take has told everybody
 
 
@@ -67,6 +73,9 @@ class PublisherSide:
         self._ranges: dict[tuple[int, int], dict[bytes, None]] = {}  # likewise, for entries
         self._gone: dict[bytes, dict[int, None]] = {}  # who asked -> what is no longer here
         self._gathered_us: int | None = None  # when what was asked for is sent
+        self.record = settings.record  # entries on a message
+        self._missed = 0  # the last message that others asked for
+        self._shrink_at = CALM  # the number of a message at which the record is one entry shorter
         self._allowance = float(settings.repairs_per_s)
         self._allowed_us = 0
         self.summaries = self.requests = self.repairs = self.refused = self.misses = 0
@@ -74,7 +83,10 @@ class PublisherSide:
     def publish(self, bits: int, row: bytes, now_us: int) -> tuple[int, ...]:
         """The record to send with it: the bits of the `record` messages before. Its number is `sequence`."""
         self.sequence += 1
-        size = self._settings.record
+        if self.sequence >= self._shrink_at:
+            self._shrink_at = self.sequence + CALM
+            self.record = max(self._settings.record, self.record - 1)
+        size = self.record
         recent: list[int] = []
         if size:
             for kept in reversed(self._kept):
@@ -91,7 +103,17 @@ class PublisherSide:
                 self._summary_us = now_us + self._settings.summary_us
             if self.sequence - self._told >= self._settings.summary_messages:
                 self._summary_us = now_us
+        elif self._settings.quiet_us:
+            self._heartbeats = 0
+            self._summary_us = now_us + self._settings.quiet_us
         return tuple(recent)
+
+    def missed(self, sequence: int) -> None:
+        """Others were asked for this message: a longer record lets more find out what they miss."""
+        if self._missed < sequence <= self.sequence:
+            self._missed = sequence
+            self._shrink_at = self.sequence + CALM
+            self.record = max(self.record, min(self._settings.max_record, self.record + 1))
 
     def _forget(self) -> None:
         self._kept_bytes -= len(self._kept.popleft().row)
@@ -180,6 +202,9 @@ class PublisherSide:
     def _summarise(self, now_us: int) -> list[Named]:
         out: list[Named] = []
         settings = self._settings
+        if not settings.summaries and self._told < self.sequence:  # what is before, records have told
+            self._told = max(self._told, self.sequence - min(self.record, settings.summary_messages))
+            self._before = 0
         while self._told < self.sequence:
             fresh, last = self._told + 1, min(self.sequence, self._told + settings.summary_messages)
             if last == self.sequence and last - fresh + 1 < settings.summary_messages and out:
@@ -203,7 +228,7 @@ class PublisherSide:
 
     def finish(self, now_us: int) -> bool:
         """No more will be published: a summary of the last is due now, if they were not told twice."""
-        if not self._settings.summaries or self._before > self.sequence:
+        if not (self._settings.summaries or self._settings.quiet_us) or self._before > self.sequence:
             return False
         self._summary_us = now_us
         return True

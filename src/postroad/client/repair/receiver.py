@@ -58,6 +58,7 @@ class _Source:
     """What is known of one publisher."""
 
     covered: int = -1  # looked at up to here, but for `unknown`; -1 before the first summary or record
+    begun: int = -1  # the first message with a record; what is before it is not missed
     low: int = 0  # what is not above this may have been delivered: it is dropped
     unknown: list[tuple[int, int]] = field(default_factory=list)  # ranges below `covered`, not looked at
     unknown_tries: int = 0
@@ -134,7 +135,8 @@ class Receiver:
         if summary.last > source.covered + MAX_FRESH:
             source.covered = summary.last - MAX_FRESH
         if summary.first > source.covered + 1:
-            self._not_told(source, source.covered + 1, summary.first - 1, now_us)
+            if self._settings.publisher_first:  # nobody else can say what was in between
+                self._not_told(source, source.covered + 1, summary.first - 1, now_us)
             source.covered = summary.first - 1
         for at, bits in enumerate(summary.entries):
             sequence = summary.first + at
@@ -146,12 +148,13 @@ class Receiver:
         return self._release(source, now_us) if self._settings.order_us else []
 
     def record(self, publisher: bytes, sequence: int, record: tuple[int, ...], now_us: int) -> None:
-        """The paper's way (3.1): the bits of the messages before this one, the latest first."""
+        """The paper's way (3.1): the bits of the messages before this one, the latest first. Messages
+        overtake each other, so a record may tell of what is before one that came already."""
         source = self._source(publisher)
-        if source.covered < 0:
-            source.covered = sequence - 1
+        if source.begun < 0:
+            source.begun = sequence
         for back, bits in enumerate(record, 1):
-            if sequence - back > source.covered:
+            if sequence - back > source.begun:
                 self._look_at(source, sequence - back, bits, now_us)
         # What lies between `covered` and the record is looked at by nobody: there is no way to know of it.
         source.covered = max(source.covered, sequence)

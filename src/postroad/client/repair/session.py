@@ -6,12 +6,16 @@ Repair uses what any client has, publishing and subscribing (paper 2.3). Its mes
 |---|---|---|
 | $repair/summary/PUBLISHER | the publisher | all who repair |
 | $repair/request/PUBLISHER | who misses something | the publisher |
-| $repair/ask, attributes b0_7, b0_15, ... | who misses something | whose bits are among these |
+| $repair/ask/PUBLISHER, attributes b0_7, b0_15, ... | who misses something | whose bits are among these |
 | $repair/again, the same attributes | a cache | the same |
 | $repair/for, an attribute for each receiver | a publisher or a cache | these receivers |
 
 A PUBLISHER is the first 8 bytes of its ids, in hexadecimal. The attributes of a filter with too many ones
-for an event are those of the same filter folded, b1_3 or b2_3.
+for an event are those of the same filter folded, b1_3 or b2_3. A publisher whose messages carry records hears
+what is asked of others, too, to learn how much is lost.
+
+In a scope (spec B10) all but the summaries are below $repair/@SCOPE, so that what is asked for in a scope is
+heard and repaired by those in it alone, and access rules can hold who is in which.
 """
 
 from __future__ import annotations
@@ -36,31 +40,27 @@ from postroad.client.repair.messages import (
 from postroad.client.repair.neighbours import Neighbours
 from postroad.client.repair.publisher import Named, PublisherSide
 from postroad.client.repair.receiver import Lost, Receiver
+from postroad.client.repair.reporting import Reporting
+from postroad.client.repair.rows import Row, row_bytes, with_record, without_records
 from postroad.client.repair.settings import DEFAULTS, RepairSettings
 from postroad.errors import PeerError, TooLargeError, UsageError
 from postroad.events import EventBatch, Gap, Value
-from postroad.events.batch import best_effort_frame, encode_row
+from postroad.events.batch import MAX_ROWS_BYTES, best_effort_frame, encode_row
 from postroad.ids import MessageId
-from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
+from postroad.kernel.layout import EVENT_HEADER_BYTES
 from postroad.selectors import Selector
-from postroad.selectors.tags import WIDTH, event_bits, fold, positions, selector_masks
+from postroad.selectors.tags import WIDTH, event_bits, false_match, fold, positions, selector_masks
 from postroad.units import MILLISECOND_US
-from postroad.wire.datagrams import (
-    DATAGRAM_PREFIX_BYTES,
-    MAX_BEST_EFFORT_BYTES,
-    MAX_DATAGRAM_BYTES,
-    SEAL_BYTES,
-)
-from postroad.wire.frames import Limits
+from postroad.wire.datagrams import MAX_BEST_EFFORT_BYTES
+from postroad.wire.frames import Limits, Repaired
 
 ROOT: Final = "$repair"
 FOLDS: Final = (WIDTH, 64, 32)  # widths of filters as attributes: the first that has few enough ones
 MAX_BITS: Final = 56  # attributes of an ask; an event has at most 64
 MAX_MASKS: Final = 8  # conjunctions of a subscription that are subscribed to as bits
+USUAL_ONES: Final = 32  # of an event with two levels of topic and four attributes, about
+WEAK: Final = 1e-4  # a subscription whose bits match more often than this without cause is told so
 MAX_PENDING: Final = 64  # rows that wait for the end of the turn; then they go
-ROOM_BYTES: Final = MAX_DATAGRAM_BYTES - DATAGRAM_PREFIX_BYTES - SEAL_BYTES - FRAME_HEADER_BYTES
-
-Row = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -72,6 +72,7 @@ class _Repaired:
     receiver: Receiver
     neighbours: Neighbours | None
     own: tuple[int, ...]  # the subscriptions that its repair needs
+    false_match: float = 1.0  # the chance that a message which does not match seems to
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Session:
         self._unsubscribe = unsubscribe
         self._prefix = b""  # of this client's ids at the broker of the moment
         self._publisher: PublisherSide | None = None
-        self._requests: int | None = None  # the subscription to requests for what it published
+        self._requests: tuple[int, ...] = ()  # subscriptions to what is asked for of what it published
         self._shared: tuple[int, ...] = ()  # those that all repaired subscriptions need
         self._own: dict[int, int] = {}  # own subscriptions -> the one they serve, 0 for all
         self._repaired: dict[int, _Repaired] = {}
@@ -108,8 +109,19 @@ class Session:
         self._next_id: Callable[[], bytes] | None = None
         self._limits: Limits | None = None
         self.settings = DEFAULTS
-        self.unreadable = 0  # repair messages that were none
+        self.reporting = Reporting()
+        self.unreadable = 0  # repair messages and records that were none
         self._refused = 0  # own subscriptions that a broker did not take
+
+    def choose(self, settings: RepairSettings) -> None:
+        """How this client takes part in repair, before it does."""
+        if self.active:
+            raise UsageError("how a client repairs is chosen before it publishes best effort or repairs")
+        self.settings = settings
+
+    @property
+    def _root(self) -> str:
+        return f"{ROOT}/@{self.settings.scope}" if self.settings.scope else ROOT
 
     @property
     def active(self) -> bool:
@@ -140,8 +152,11 @@ class Session:
         publisher = self._publisher
         if publisher is None:
             publisher = self._publisher = PublisherSide(self._prefix, self.settings)
-            self._requests = self._subscribe(f"{ROOT}/request/{self._prefix.hex()}", "")
-            self._own[self._requests] = 0
+            heard = ("request", "ask") if self.settings.max_record else ("request",)
+            self._requests = tuple(
+                self._subscribe(f"{self._root}/{what}/{self._prefix.hex()}", "") for what in heard
+            )
+            self._own |= dict.fromkeys(self._requests, 0)
         identity = self._next_id()
         row = encode_row(identity, topic, attributes, payload, self._limits, tick=publisher.sequence + 1)
         if len(row[1]) > MAX_BEST_EFFORT_BYTES:
@@ -149,15 +164,17 @@ class Session:
                 f"a best-effort event of {len(row[1])} bytes with its topic and attributes, the most is"
                 f" {MAX_BEST_EFFORT_BYTES}: publish it in another mode"
             )
-        publisher.publish(event_bits(topic, attributes), b"".join(row), now_us)
+        entries = publisher.publish(event_bits(topic, attributes), b"".join(row), now_us)
+        if entries:
+            row = with_record(row, entries, MAX_ROWS_BYTES - len(row[0]) - len(row[1]))
         self._pending.append(row)
         return identity
 
     def _end_requests(self) -> None:
-        if self._requests is not None:
-            del self._own[self._requests]
-            self._unsubscribe(self._requests)
-            self._requests = None
+        for number in self._requests:
+            del self._own[number]
+            self._unsubscribe(number)
+        self._requests = ()
 
     def take(self) -> list[bytes]:
         """The frames to send now, each fit for a datagram."""
@@ -180,23 +197,25 @@ class Session:
             named = f"r{self.me.hex()} IS NOT NULL"
             self._shared = (
                 self._subscribe(f"{ROOT}/summary/+", ""),
-                self._subscribe(f"{ROOT}/for", named),
+                self._subscribe(f"{self._root}/for", named),
             )
             self._own |= dict.fromkeys(self._shared, 0)
         condition = _as_condition([mask.bits for mask in masks])
         own = (
             ()
             if condition is None
-            else tuple(self._subscribe(f"{ROOT}/{what}", condition) for what in ("ask", "again"))
+            else tuple(self._subscribe(f"{self._root}/{what}", condition) for what in ("ask/+", "again"))
         )
         self._own |= dict.fromkeys(own, number)
         receiver = Receiver(self.me, masks, settings, started_us)
         neighbours = Neighbours(self.me, settings, draw=self._draw)
-        self._repaired[number] = _Repaired(number, selector, receiver, neighbours, own)
+        weakest = max((false_match(mask, USUAL_ONES) if mask.exact else 1.0 for mask in masks), default=0.0)
+        self._repaired[number] = _Repaired(number, selector, receiver, neighbours, own, weakest)
 
     def end(self, number: int, *, refused: bool = False) -> None:
         """The subscription is over; `refused` by the broker."""
         self._refused += refused and number in self._own
+        self.reporting.end(number)
         repaired = self._repaired.pop(number, None)
         if repaired is None:
             return
@@ -229,15 +248,21 @@ class Session:
             repaired = self._repaired[number] = _Repaired(
                 number, Selector.parse("#"), Receiver(self.me, (), DEFAULTS, 0), None, ()
             )
+        if repaired.neighbours is not None:
+            self.reporting.came(number, batch.count)
+        batch, records = without_records(batch, limits)
         fresh: list[Any] = []
-        for row in range(batch.count):
+        for row, record in enumerate(records):
             prefix, sequence = batch.id(row)[:PREFIX_BYTES], batch.tick(row)
+            if record:
+                repaired.receiver.record(prefix, sequence, record, now_us)
+            self.unreadable += record is None
             if repaired.neighbours is not None:
                 sent_ms = MessageId.from_bytes(batch.id(row)).time_ms
                 repaired.neighbours.received(prefix, now_us + skew_us - sent_ms * MILLISECOND_US)
                 repaired.neighbours.forget(prefix, sequence, now_us)
                 bits = event_bits(batch.topic(row), batch.attributes(row))
-                repaired.neighbours.cache.put(prefix, sequence, _row_bytes(batch, row), bits)
+                repaired.neighbours.cache.put(prefix, sequence, row_bytes(batch, row), bits)
             fresh += repaired.receiver.message(prefix, sequence, (batch, row), now_us)
         if len(fresh) == batch.count and all(one[0] is batch for one in fresh):
             return [Item(number, batch)]
@@ -249,9 +274,11 @@ class Session:
         serves = self._own[number]
         some = [self._repaired[serves]] if serves else list(self._repaired.values())
         out: list[Item] = []
-        if isinstance(message, Request):
-            if self._publisher is not None:
+        if number in self._requests:
+            if self._publisher is not None and isinstance(message, Request):
                 self._publisher.request(message, now_us)
+            elif self._publisher is not None and isinstance(message, Ask):
+                self._publisher.missed(message.sequence)
             return []
         for repaired in some:
             if repaired.neighbours is None:
@@ -286,7 +313,10 @@ class Session:
                 repaired.receiver.false_repair(publisher, sequence, now_us)
             return []
         repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
+        duplicates = repaired.receiver.duplicates
         fresh = repaired.receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
+        if repaired.receiver.duplicates == duplicates:
+            self.reporting.repaired(repaired.number, batch.id(0))
         return _items(repaired.number, fresh)
 
     # --- time
@@ -309,7 +339,7 @@ class Session:
             requests, items = repaired.receiver.tick(now_us)
             out += _items(repaired.number, items)
             for publisher, request in requests:
-                self._event(f"{ROOT}/request/{publisher.hex()}", {}, encode(request))
+                self._event(f"{self._root}/request/{publisher.hex()}", {}, encode(request))
             if repaired.neighbours is None:
                 continue
             for publisher, sequence, bits in repaired.receiver.take_content():
@@ -326,12 +356,12 @@ class Session:
                 message = msgspec.structs.replace(message, since_ms=since_ms)
             topic = f"{ROOT}/summary/{self._prefix.hex()}"
         elif isinstance(message, Ask):
-            topic = f"{ROOT}/ask"
+            topic = f"{self._root}/ask/{message.publisher.hex()}"
         else:
-            topic = f"{ROOT}/again"
+            topic = f"{self._root}/again"
         attributes: dict[str, Value] = {}
         if named.receivers:
-            topic = f"{ROOT}/for"
+            topic = f"{self._root}/for"
             attributes = {f"r{receiver.hex()}": True for receiver in named.receivers}
         elif named.bits is not None:
             attributes = _as_attributes(named.bits)
@@ -343,7 +373,7 @@ class Session:
         if self._next_id is None or self._limits is None:
             return
         row = encode_row(self._next_id(), topic, attributes, payload, self._limits, tick=1)
-        if len(row[0]) + len(row[1]) <= ROOM_BYTES:
+        if len(row[0]) + len(row[1]) <= MAX_ROWS_BYTES:
             self._pending_repair.append(row)
         elif isinstance(summary, Summary) and len(summary.entries) > 1:
             for half in _halves(summary):
@@ -352,6 +382,11 @@ class Session:
             names = list(attributes)
             for part in (names[: len(names) // 2], names[len(names) // 2 :]):
                 self._event(topic, dict.fromkeys(part, True), payload)
+
+    def reports(self, now_us: int) -> list[Repaired]:
+        """What the broker is to be told of repair now."""
+        some = [(one.number, one.receiver) for one in self._repaired.values() if one.neighbours is not None]
+        return self.reporting.take(some, now_us)
 
     # --- inspection
 
@@ -382,7 +417,8 @@ class Session:
                 "cache_messages": len(neighbours.cache),
                 "cache_size": neighbours.cache.size,
                 "cache_hit_ratio": neighbours.cache.hits / asked if asked else 1.0,
-                "told_apart": float(all(mask.exact for mask in selector_masks(repaired.selector))),
+                "false_match": repaired.false_match,
+                "told_apart": float(repaired.false_match <= WEAK),
             }
         return found
 
@@ -401,7 +437,7 @@ def _frames(rows: list[Row]) -> Iterator[bytes]:
     size = 0
     for row in rows:
         more = len(row[0]) + len(row[1])
-        if some and size + more > ROOM_BYTES:
+        if some and size + more > MAX_ROWS_BYTES:
             yield best_effort_frame(some, channel=0)
             some, size = [], 0
         some.append(row)
@@ -436,12 +472,6 @@ def _items(number: int, contents: list[Any]) -> list[Item]:
             batch, row = content
             out.append(Item(number, batch if batch.count == 1 else batch.slice(row, row + 1)))
     return out
-
-
-def _row_bytes(batch: EventBatch, row: int) -> bytes:
-    at = FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * row
-    first, last = batch.offsets[row : row + 2].tolist()
-    return batch.data[at : at + EVENT_HEADER_BYTES] + batch.data[first:last]
 
 
 def _as_attributes(bits: int) -> dict[str, Value]:

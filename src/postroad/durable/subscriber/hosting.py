@@ -540,7 +540,7 @@ class Hosting:
             return
         self._save_at = now_us + SAVE_US
         if now_us >= self._kept_at:
-            self._kept_at = now_us + max(KEPT_US, self._advance_kept() * KEPT_ROW_US)
+            self._kept_at = now_us + max(KEPT_US, self._advance_kept(turn) * KEPT_ROW_US)
         self.subscriptions.flush(turn)
         self._save_delivered(turn)
 
@@ -600,30 +600,46 @@ class Hosting:
             live = followed.constream.live
             for number in list(followed.constream.members):
                 subscription = self.subscriptions.by_id(number)
-                cursor = subscription.cursors[pubend]
-                if not subscription.kept_here and cursor.sent_to < live and self._room(number):
-                    silence = Deliver(subscribers=(number,), pubend=pubend, start=cursor.sent_to, end=live)
-                    self._spend(number, silence.size)
-                    cursor.mark_sent(live)
-                    out.append(silence)
+                if not subscription.kept_here:
+                    out += self._silence(subscription, pubend, live)
         return out
 
-    def _advance_kept(self) -> int:
+    def _silence(self, subscription: Subscription, pubend: int, end: int) -> list[Output]:
+        """A silence message up to `end` to who was not told so and has room for it."""
+        cursor = subscription.cursors[pubend]
+        if cursor.sent_to >= end or not self._room(subscription.id):
+            return []
+        silence = Deliver(subscribers=(subscription.id,), pubend=pubend, start=cursor.sent_to, end=end)
+        self._spend(subscription.id, silence.size)
+        cursor.mark_sent(end)
+        return [silence]
+
+    def _advance_kept(self, turn: Turn) -> int:
         """Move tokens that are kept here over silence, as far as it is on disk. How many moved: each is a
-        row."""
+        row.
+
+        Whoever is connected is told first. Should this broker die, its client goes on elsewhere with what it
+        remembers; silence that is released by then would be a gap to it.
+        """
         advanced = 0
         for subscription in self.subscriptions:
             if not subscription.kept_here or subscription.moved_at is not None:
                 continue
+            tells = subscription.session is not None and not subscription.shared
             for pubend, cursor in subscription.cursors.items():
                 followed = self._pubends.get(pubend)
                 if followed is None or not followed.filtering.recovered:
                     continue
                 end = _silent_to(followed, subscription.id, cursor)
-                if end > cursor.released:
-                    cursor.mark_sent(end)
-                    self.subscriptions.release(subscription, pubend, end)
-                    advanced += 1
+                if end <= cursor.released:
+                    continue
+                if tells:
+                    self._perform(turn, self._silence(subscription, pubend, end))
+                    if cursor.sent_to < end:
+                        continue  # it has no room now
+                cursor.mark_sent(end)
+                self.subscriptions.release(subscription, pubend, end)
+                advanced += 1
         return advanced
 
     # ---- inspection

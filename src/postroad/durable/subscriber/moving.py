@@ -9,6 +9,10 @@ waits here until that broker has handed it over. Handing over is not letting go:
 broker is heard, the former one has the subscription, so nothing is lost if the new one dies before its disk
 has it.
 
+Where that broker cannot be asked, because it is dead or out of reach, what the client remembers serves: it
+saw all that it acknowledged (spec D11). That holds for whoever was attached last, so it says which attachment
+it remembers, by its epoch. Who remembers nothing, or somebody else was attached since, waits for the broker.
+
 Claims are heard by everybody who is there while their broker is. A broker that joined or was cut off may have
 missed one, and its broker may be away since; the others have it on their disks. So before a name begins that
 is not known here, all brokers in reach are asked what they know of it, once for all such names of a turn. A
@@ -27,7 +31,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from postroad.durable.subscriber.claims import NOBODY
+from postroad.durable.subscriber.claims import NOBODY, Row
 from postroad.durable.subscriber.subscriptions import Subscription, Subscriptions, fingerprint
 from postroad.errors import (
     BugError,
@@ -102,6 +106,7 @@ class _Waiting:
     referrals: int = 0
     principal: str = ""  # who it is, "" for nobody in particular
     admin: bool = False  # it may use the names of others
+    epoch: int = 0  # the attachment that it remembers; 0: none
 
 
 @dataclass(slots=True)
@@ -127,6 +132,10 @@ class Host(Protocol):
         token: CheckpointToken | None,
         born: int = 0,
         principal: str = "",
+    ) -> None: ...
+
+    def go_on_alone(
+        self, turn: Turn, connection: int, message: Subscribe, selector: Selector, claim: Row
     ) -> None: ...
 
     def end(self, turn: Turn, subscription: Subscription, error: PostroadError) -> None: ...
@@ -249,12 +258,18 @@ class Moving:
         principal: str,
         admin: bool,
     ) -> None:
-        """Ask for its token; UnavailableError if that cannot be."""
-        broker = self._subscriptions.owner(message.durable) or 0
-        deadline = turn.now_us + HANDOVER_US
-        waiting = _Waiting(connection, message, selector, broker, deadline, principal=principal, admin=admin)
+        """Ask for its token; UnavailableError if that cannot be, and the client does not remember it."""
+        waiting = _Waiting(
+            connection,
+            message,
+            selector,
+            broker=self._subscriptions.owner(message.durable) or 0,
+            deadline=turn.now_us + HANDOVER_US,
+            principal=principal,
+            admin=admin,
+            epoch=message.epoch,
+        )
         self._ask(turn, waiting)
-        self._put(waiting)
 
     def _check_room(self) -> None:
         """UnavailableError unless another one may wait; to be called before somebody is asked for it."""
@@ -284,8 +299,10 @@ class Moving:
             waiting.admin,
         )
         answered = partial(self._on_answer, waiting)
-        if not self._inquiries.ask(turn, waiting.broker, HANDOVER, msgspec.msgpack.encode(request), answered):
-            raise self._unreachable(waiting)
+        if self._inquiries.ask(turn, waiting.broker, HANDOVER, msgspec.msgpack.encode(request), answered):
+            self._put(waiting)
+        else:
+            self._go_on_alone(turn, waiting)
 
     def _on_answer(self, waiting: _Waiting, turn: Turn, body: bytes) -> None:
         if self._take(waiting):
@@ -293,6 +310,14 @@ class Moving:
                 self._go_on(turn, waiting, body)
             except PostroadError as error:
                 self._refuse(turn, waiting, error)
+
+    def _go_on_alone(self, turn: Turn, waiting: _Waiting) -> None:
+        """Its broker does not answer: with what the client remembers; UnavailableError if that is nothing, or
+        somebody was attached after it."""
+        highest = self._subscriptions.claims.highest(waiting.message.durable)
+        if highest is None or highest.epoch > waiting.epoch:
+            raise self._unreachable(waiting)
+        self._host.go_on_alone(turn, waiting.connection, waiting.message, waiting.selector, highest)
 
     def _unreachable(self, waiting: _Waiting) -> UnavailableError:
         return UnavailableError(
@@ -317,7 +342,6 @@ class Moving:
             if waiting.referrals > MAX_REFERRALS:
                 raise self._unreachable(waiting)
             self._ask(turn, waiting)
-            self._put(waiting)
             return
         if not answer.token:
             # Whoever was asked does not have it, nor does whoever named that one: it was deleted meanwhile.
@@ -479,7 +503,10 @@ class Moving:
             self._begin_known(turn)
         for waiting in self._everybody():
             if waiting.deadline <= turn.now_us and self._take(waiting):
-                self._refuse(turn, waiting, self._unreachable(waiting))
+                try:
+                    self._go_on_alone(turn, waiting)
+                except PostroadError as error:
+                    self._refuse(turn, waiting, error)
 
     def next_deadline(self) -> int | None:
         return min((waiting.deadline for waiting in self._everybody()), default=None)

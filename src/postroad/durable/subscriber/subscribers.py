@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from postroad.clients.quotas import Quotas
 from postroad.durable.publisher.release import Report
-from postroad.durable.subscriber.claims import MAX_CLAIMS
+from postroad.durable.subscriber.claims import MAX_CLAIMS, Row
 from postroad.durable.subscriber.consumers import DurableGroups
 from postroad.durable.subscriber.desk import DurableDesk
 from postroad.durable.subscriber.following import Following
@@ -36,13 +38,22 @@ from postroad.durable.subscriber.outputs import (
 from postroad.durable.subscriber.reading import Readers
 from postroad.durable.subscriber.sessions import Session, Sessions
 from postroad.durable.subscriber.subscriptions import (
+    LATE_US,
     Attachment,
     Subscription,
     check_key,
     check_name,
     durable_key,
 )
-from postroad.errors import BugError, DeletedError, PeerError, PostroadError, UnavailableError, UsageError
+from postroad.errors import (
+    BugError,
+    DeletedError,
+    PeerError,
+    PostroadError,
+    UnavailableError,
+    UsageError,
+    shorten,
+)
 from postroad.events.token import CheckpointToken
 from postroad.ids import SubscriptionKey, SubscriptionKind, is_history, is_volatile, pubend_text
 from postroad.links.access import ANONYMOUS
@@ -298,6 +309,7 @@ class DurableSubscribers:
             token=token.to_json(),
             created=session.created and session.token is None,
             born=subscription.born if subscription.kept_here else 0,
+            epoch=subscription.epoch if subscription.kept_here and not subscription.shared else 0,
         )
         turn.send(session.connection, encode(message))
         self.moving.claim(subscription)
@@ -308,6 +320,11 @@ class DurableSubscribers:
         """UsageError or UnavailableError if it cannot be."""
         check_name(message.durable, message.ack)
         check_key(message.key)
+        if message.epoch and (message.shared or not (message.ack and message.token)):
+            raise UsageError(
+                f"a client remembers the token that its broker keeps, not that of a shared subscription:"
+                f" epoch {message.epoch} with token {shorten(message.token, 40)!r} and ack {message.ack!r}"
+            )
         subscriptions = self.hosting.subscriptions
         heard = message.durable in subscriptions or subscriptions.owner(message.durable) is not None
         if heard or not self.moving.look(connection, message, selector, turn.now_us):
@@ -316,6 +333,7 @@ class DurableSubscribers:
     def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """All that others know of the name is known here."""
         subscriptions = self.hosting.subscriptions
+        asked, message = message, without_memory(message)
         self._check_title(turn, connection, message.durable)
         known = subscriptions.get(message.durable)
         if message.shared and known is not None and known.session is not None:
@@ -343,7 +361,7 @@ class DurableSubscribers:
             self.moving.wait(
                 turn,
                 connection,
-                message,
+                asked,
                 selector,
                 principal=self._links.owner(connection),
                 admin=self._links.may_admin(connection),
@@ -360,6 +378,26 @@ class DurableSubscribers:
             raise not_its_own(name)
         if known is not None and known.principal not in ("", title.principal):
             self.delete(turn, name)  # of somebody who made it here while its principal was out of reach
+
+    def go_on_alone(
+        self, turn: Turn, connection: int, message: Subscribe, selector: Selector, claim: Row
+    ) -> None:
+        """Its broker cannot be asked: it goes on after what the client remembers. Streams that this does not
+        name, its broker had not heard of: there it begins when it was made."""
+        remembered = self._first_token(message, selector, turn.now_us)
+        if remembered is None:
+            raise BugError("a client that remembers nothing goes on alone")
+        made_us = message.since_us or max(0, claim.born - LATE_US)
+        known = self.hosting.subscriptions.get(message.durable)
+        own_token = CheckpointToken() if known is None else known.token()
+        token = self._beginning(selector, made_us).maximum(remembered).maximum(own_token)
+        message = msgspec.structs.replace(without_memory(message), since_us=made_us)
+        self.attach(turn, connection, message, selector, token, claim.born, claim.principal)
+
+    def _beginning(self, selector: Selector, tick: int) -> CheckpointToken:
+        """This tick, of all that is known here."""
+        known = self._following.pubends().intersection(self._routing.durable_streams())
+        return CheckpointToken(dict.fromkeys(filter(selector.concerns, known), tick))
 
     def attach(
         self,
@@ -466,9 +504,7 @@ class DurableSubscribers:
         if not message.token:
             if subscription is not None or not message.since_us:
                 return None
-            since_us = min(message.since_us, now_us)
-            known = self._following.pubends().intersection(self._routing.durable_streams())
-            return CheckpointToken(dict.fromkeys(filter(selector.concerns, known), since_us))
+            return self._beginning(selector, min(message.since_us, now_us))
         token = self._token(message.token, now_us)
         for pubend, tick in token.items():
             if tick > now_us + AHEAD_US and self._routing.known_top(pubend) is None:
@@ -691,6 +727,11 @@ class DurableSubscribers:
         self._sessions.check()
         if self._outputs or self._wants:
             raise BugError("hosting: something that it asked for was never carried out")
+
+
+def without_memory(message: Subscribe) -> Subscribe:
+    """What the client asks for, whatever it remembers."""
+    return msgspec.structs.replace(message, token="", epoch=0) if message.epoch else message
 
 
 def _nothing() -> None:

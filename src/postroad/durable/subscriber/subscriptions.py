@@ -28,7 +28,7 @@ from postroad.durable.subscriber.claims import NOBODY, Claims, Row, Title, ranke
 from postroad.durable.subscriber.cursor import Cursor
 from postroad.errors import BugError, PostroadError, UsageError, shorten
 from postroad.events.token import CheckpointToken
-from postroad.ids import SubscriptionKey, SubscriptionKind, is_plain_name, pubend_text
+from postroad.ids import SubscriptionKey, SubscriptionKind, is_generated_name, pubend_text
 from postroad.overlay.interest_entries import FINGERPRINT_BYTES, Claim
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
@@ -695,10 +695,10 @@ def _cursor_key(number: int, pubend: int) -> bytes:
 def check_name(name: str, ack: str) -> None:
     """Of one that attaches. One that is stored may be of before names of plain subscriptions were refused."""
     _check_form(name, ack)
-    if is_plain_name(name):
+    if is_generated_name(name):
         raise UsageError(
-            f"a durable name does not end as those generated for plain subscriptions do, in '#', eight "
-            f"hexadecimal digits, '.' and a number: {shorten(name, 40)!r}"
+            "a durable name does not end as those generated for plain subscriptions and consumers do, in '#',"
+            f" eight hexadecimal digits, '.' and a number, or '#' and sixteen digits: {shorten(name, 40)!r}"
         )
 
 

@@ -23,6 +23,9 @@ class QueueLedger:
     def sent(self, source: str, inbox: str, number: int) -> None:
         self._sent.setdefault((source, inbox), []).append(number)
 
+    def sent_by(self, source: str) -> list[int]:
+        return [number for (name, _), sent in self._sent.items() if name == source for number in sent]
+
     def kept(self, source: str, inbox: str, number: int) -> None:
         self._kept.setdefault((source, inbox), set()).add(number)
         self.kept_count += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from postroad.ids import SESSION_BYTES, SESSION_DRAWN_BYTES, first_number, session_from
 from postroad.sim.judge.queues import QueueLedger
 from postroad.sim.machine.network import Network
 from postroad.sim.machine.world import World
@@ -116,7 +117,7 @@ class QueueSource(_User):
         ledger: QueueLedger,
     ) -> None:
         super().__init__(world, network, name, addresses)
-        self.session = self._chance.randbytes(8)
+        self.session = session_from(self._chance.randbytes(SESSION_BYTES)[:SESSION_DRAWN_BYTES])
         self._inboxes, self._pause_us, self._ledger = inboxes, pause_us, ledger
         self._last = 0
         self._after: dict[str, int] = {}
@@ -128,7 +129,7 @@ class QueueSource(_User):
         if self.stopped:
             return
         if len(self.waiting) < OUTSTANDING:
-            self._last += 1
+            self._last = max(self._last + 1, first_number(self.world.now_us // MILLISECOND_US))
             inbox = self._chance.choice(self._inboxes)
             posting = Posting(
                 inbox=inbox,

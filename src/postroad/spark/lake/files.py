@@ -28,6 +28,9 @@ PARTITIONS: Final = {
     "attachments": ("date",),
     "topology": ("date",),
     "deliveries": ("date", "origin"),
+    "queue_events": ("date",),
+    "best_effort_links": ("date",),
+    "repairs": ("date",),
     "subscriptions": (),
     "landing": (),
 }

@@ -17,11 +17,15 @@ import pyarrow as pa
 from postroad.errors import BugError, PeerError, StorageError, UsageError, shorten
 from postroad.history.bulletins import (
     ATTACHMENTS,
+    BEST_EFFORT,
     DELIVERIES,
     FILTERS,
+    QUEUES,
     TOPOLOGY,
     Links,
+    decode_best_effort,
     decode_deliveries,
+    decode_queue_events,
     decode_topology,
     join_parts,
 )
@@ -31,11 +35,18 @@ from postroad.spark.trace.topology import Place, tracking_settings
 from postroad.tracking.attachment import GROUP, NEIGHBOUR
 from postroad.tracking.attachment_log import FOREVER_US, Change, decode_changes
 from postroad.tracking.groups import group_members
-from postroad.tracking.keys import ENTRY, FORWARDED, LOG, ROUTED
+from postroad.tracking.keys import ENTRY, FORWARDED, LOG, ROUTED, SENT
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, encode_description
 from postroad.units import KIB, MIB
 
-TABLES: Final = {"attachments": ATTACHMENTS, "topology": TOPOLOGY, "deliveries": DELIVERIES}
+TABLES: Final = {
+    "attachments": ATTACHMENTS,
+    "topology": TOPOLOGY,
+    "deliveries": DELIVERIES,
+    "queue_events": QUEUES,
+    "best_effort_links": BEST_EFFORT,
+    "repairs": BEST_EFFORT,
+}
 _BULLETIN: Final = ("topic", "attributes", "payload", "pubend", "tick", "origin")
 MAX_WAITING_BYTES: Final = 128 * MIB  # of the parts of one broker whose others may come,
 _AROUND_BYTES: Final = KIB  # each with this
@@ -190,7 +201,7 @@ def _check_filter(meta: FilterMeta, part: Part) -> None:
 def _check_log(meta: FilterMeta, record: bytes) -> None:
     for name in meta.names:
         what, origin, who = name.split(" ", 2)
-        if not _is_broker(int(origin)) or (what in (ROUTED, FORWARDED) and not _is_broker(int(who))):
+        if not _is_broker(int(origin)) or (what in (ROUTED, FORWARDED, SENT) and not _is_broker(int(who))):
             raise PeerError("an exact log of a broker that cannot be")
     if meta.key.kind == LOG:
         with suppress(StorageError):  # its description tells what is damaged
@@ -230,6 +241,12 @@ def decoded(table: str, origin: str, attributes: Mapping[str, Any], payload: byt
             return rows.topology(head.number, state)
         case "deliveries":
             return rows.deliveries(broker, head.number, decode_deliveries(payload))
+        case "queue_events":
+            return rows.queue_events(broker, head.number, decode_queue_events(payload))
+        case "best_effort_links":
+            return rows.best_effort_links(broker, head.number, decode_best_effort(payload))
+        case "repairs":
+            return rows.repairs(broker, head.number, decode_best_effort(payload))
     raise BugError(f"no bulletins are rows of {table}")
 
 

@@ -12,8 +12,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postroad.history.bulletins import Deliveries, Links, Spans, broker_text
-from postroad.ids import MessageId, pubend_text
+from postroad.history.bulletins import (
+    BestEffort,
+    Deliveries,
+    LinkCount,
+    Links,
+    RepairCount,
+    Spans,
+    broker_text,
+)
+from postroad.ids import ID_BYTES, MessageId, pubend_text
+from postroad.seam.reports import QueueEvents
 from postroad.spark.columns import EVENTS, MAX_DAY, fixed_texts, id_characters
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.keys import PUBLISH
@@ -62,6 +71,30 @@ SCHEMAS: Final = {
             *(("start_tick", pa.int64()), ("broker", pa.string()), ("at_us", pa.int64())),
             *(("number", pa.int64()), ("position", pa.int32())),
             *(("date", pa.date32()), ("origin", pa.string())),
+        ]
+    ),
+    "queue_events": pa.schema(
+        [
+            *(("what", pa.string()), ("id", pa.string()), ("inbox", pa.string()), ("who", pa.string())),
+            *(("form", pa.string()), ("at_us", pa.int64()), ("expires_us", pa.int64())),
+            *(("broker", pa.string()), ("number", pa.int64()), ("position", pa.int32())),
+            ("date", pa.date32()),
+        ]
+    ),
+    "best_effort_links": pa.schema(
+        [
+            *(("broker", pa.string()), ("neighbour", pa.string()), ("boot", pa.int64())),
+            *(("at_us", pa.int64()), ("sent", pa.int64()), ("received", pa.int64())),
+            *(("number", pa.int64()), ("date", pa.date32())),
+        ]
+    ),
+    "repairs": pa.schema(
+        [
+            *(("broker", pa.string()), ("subscriber", pa.string()), ("boot", pa.int64())),
+            *(("at_us", pa.int64()), ("received", pa.int64()), ("detected", pa.int64())),
+            *(("requests", pa.int64()), ("recovered", pa.int64()), ("given_up", pa.int64())),
+            *(("duplicates", pa.int64()), ("slowest_us", pa.int64()), ("number", pa.int64())),
+            ("date", pa.date32()),
         ]
     ),
     "subscriptions": pa.schema(
@@ -260,3 +293,47 @@ def _common(names: list[str], rows: Deliveries | Spans) -> dict[str, pa.Array]:
         "date": pc.cast(pa.array(days.astype(np.int32)), pa.date32()),
         "origin": pa.array([broker_text(int(one) >> 32) for one in pubends], pa.string()).take(pa.array(at)),
     }
+
+
+def queue_events(broker: int, number: int, reported: Sequence[QueueEvents]) -> pa.Table:
+    """From one report: a row per message and what happened to it."""
+    found: list[dict[str, Any]] = []
+    for one in reported:
+        for at in range(0, len(one.ids), ID_BYTES):
+            found.append(
+                {
+                    "what": one.what,
+                    "id": str(MessageId.from_bytes(one.ids[at : at + ID_BYTES])),
+                    "inbox": one.inbox,
+                    "who": one.who,
+                    "form": one.form or None,
+                    "at_us": one.at_us,
+                    "expires_us": one.expires_us or None,
+                    "broker": broker_text(broker),
+                    "number": number,
+                    "position": len(found),
+                    "date": day(one.at_us // MILLISECOND_US),
+                }
+            )
+    return pa.Table.from_pylist(found, SCHEMAS["queue_events"])
+
+
+def best_effort_links(broker: int, number: int, state: BestEffort) -> pa.Table:
+    return _counted("best_effort_links", broker, number, state, state.links)
+
+
+def repairs(broker: int, number: int, state: BestEffort) -> pa.Table:
+    return _counted("repairs", broker, number, state, state.receivers)
+
+
+def _counted(
+    table: str, broker: int, number: int, state: BestEffort, counts: Sequence[LinkCount | RepairCount]
+) -> pa.Table:
+    told = {
+        "broker": broker_text(broker),
+        "boot": state.boot,
+        "at_us": state.at_us,
+        "number": number,
+        "date": day(state.at_us // MILLISECOND_US),
+    }
+    return pa.Table.from_pylist([told | msgspec.structs.asdict(one) for one in counts], SCHEMAS[table])

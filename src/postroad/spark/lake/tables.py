@@ -61,6 +61,19 @@ SCHEMAS: Final = {
         " start_tick bigint, broker string, at_us bigint, number bigint, position int, date date,"
         " origin string"
     ),
+    "queue_events": (
+        "what string, id string, inbox string, who string, form string, at_us bigint, expires_us bigint,"
+        " broker string, number bigint, position int, date date"
+    ),
+    "best_effort_links": (
+        "broker string, neighbour string, boot bigint, at_us bigint, sent bigint, received bigint,"
+        " number bigint, date date"
+    ),
+    "repairs": (
+        "broker string, subscriber string, boot bigint, at_us bigint, received bigint, detected bigint,"
+        " requests bigint, recovered bigint, given_up bigint, duplicates bigint, slowest_us bigint,"
+        " number bigint, date date"
+    ),
     "subscriptions": "name string, topic string, `where` string, shared boolean, since_us bigint",
     "landing": (
         "feed string, subscription string, batch bigint, start string, until string, files string,"

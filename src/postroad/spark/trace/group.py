@@ -29,6 +29,7 @@ from postroad.tracking.keys import (
     LOG,
     PUBLISH,
     PUBLISHED,
+    REPAIR,
     ROUTED,
     ROUTING,
     HistoryKey,
@@ -181,7 +182,7 @@ class Group:
             for history in of.values():
                 history.rate = self._rate(history.members)
                 key = history.key
-                if key.kind == DELIVERY or (key.kind == FORWARDING and not key.neighbour):
+                if key.kind in (DELIVERY, REPAIR) or (key.kind == FORWARDING and not key.neighbour):
                     continue
                 history.claimed = np.zeros(len(self), np.bool_)
                 plain += [(at, history) for at in history.members]

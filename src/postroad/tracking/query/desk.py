@@ -312,7 +312,7 @@ def _within(answer: TraceAnswer, most_bytes: int) -> bytes | None:
     """The answer with as many receivers as there is room for; the others are counted. None: not even so."""
     body = msgspec.msgpack.encode(answer)
     bare = len(msgspec.msgpack.encode(_naming(answer, 0))) if len(body) > most_bytes else 0
-    named = max(len(finding.delivered) for finding in answer.findings)
+    named = max(max(len(finding.delivered), len(finding.repaired)) for finding in answer.findings)
     while named and bare < most_bytes < len(body):
         named = min(named - 1, named * (most_bytes - bare) // (len(body) - bare))
         body = msgspec.msgpack.encode(_naming(answer, named))

@@ -15,6 +15,7 @@ from postroad.tracking.attachment_log import MAX_CHANGE_BYTES, encoded_parts, te
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.groups import group_members
 from postroad.tracking.keys import (
+    DATAGRAM,
     DELIVERED,
     DELIVERY,
     ENTRY,
@@ -24,8 +25,11 @@ from postroad.tracking.keys import (
     NO_TAG,
     PUBLISH,
     PUBLISHED,
+    REPAIR,
+    REPAIRED,
     ROUTED,
     ROUTING,
+    SENT,
     HistoryKey,
     group_tag,
     neighbour_tag,
@@ -247,6 +251,7 @@ class Lookup:
             deliveries = self._deliveries(look, ordered, self._keys_of(candidates, groups))
             wanted = self._wanted(look, ordered)
         received = deliveries.receivers()
+        repaired = self._repairs(look, window)
         lost = self._why_incomplete(look)
         if len(sightings) > MAX_SIGHTINGS:
             lost = lost or f"{len(sightings) - MAX_SIGHTINGS} more routing histories that claim the message"
@@ -257,8 +262,8 @@ class Lookup:
             routed=tuple(routed),
             forwarded=forwarded,
             delivered=tuple(received[:MAX_RECEIVERS]),
-            candidates=max(len(candidates), len(received)),
-            more=max(0, len(received) - MAX_RECEIVERS),
+            candidates=max(len(candidates), len(received), len(repaired)),
+            more=max(0, len(received) - MAX_RECEIVERS, len(repaired) - MAX_RECEIVERS),
             neighbours=tuple(neighbours[:MAX_NEIGHBOURS]),
             begins_ms=(self._map.begins_us or 0) // MILLISECOND_US,
             forgotten=time_ms * MILLISECOND_US < (self._map.forgot_us or 0),
@@ -266,6 +271,8 @@ class Lookup:
             hits=deliveries.hits,
             tried=min(max(deliveries.tried, deliveries.hits), MAX_CANDIDATES),
             wanted=wanted,
+            sent=self._meant_for(look, sorted(origins)),
+            repaired=tuple(repaired[:MAX_RECEIVERS]),
         )
 
     def _why_incomplete(self, look: Look) -> str:
@@ -408,6 +415,30 @@ class Lookup:
                     deliveries.test(1, [(who,)] * len(hits), rate)
         deliveries.rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}
         return deliveries
+
+    def _meant_for(self, look: Look, origins: list[int]) -> tuple[Forwarding, ...]:
+        """The neighbours that a best-effort event was to go to."""
+        rates: dict[int, float] = {}
+        for origin in origins:
+            for key in self._names(DATAGRAM, origin):
+                hits, rate = self._test(look, key)
+                if hits:
+                    rates[key.neighbour] = min(rate, rates.get(key.neighbour, 1.0))
+        rates |= {int(who): 0.0 for of, who in self._happened(look, SENT) if of in origins}
+        return tuple(Forwarding(neighbour=at, fpp=rates[at]) for at in sorted(rates)[:MAX_NEIGHBOURS])
+
+    def _repairs(self, look: Look, window: dict[str, int]) -> list[Receiver]:
+        """Who got it as a repair; it need not have come to this broker."""
+        deliveries = Deliveries()
+        if self._names(REPAIR, ANY_ORIGIN):
+            candidates = self._map.at(SUBSCRIBER, look.time_ms, **window)
+            tags = b"".join(map(self._tag, candidates))
+            self.looked += len(candidates)
+            if tags:
+                hits, rate = self._test(look, HistoryKey(REPAIR), tags)
+                deliveries.test(len(candidates), [(candidates[at],) for at in hits], rate)
+        deliveries.rates |= {who: 0.0 for _, who in self._happened(look, REPAIRED)}
+        return deliveries.receivers()
 
     def _wanted(self, look: Look, origins: list[int]) -> float:
         """Keys of deliveries for each message of these origins that came, at about the time of this one."""

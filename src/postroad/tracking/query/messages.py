@@ -70,11 +70,19 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     hits: int = 0  # keys that claim receivers, a set being one; 0: one for each receiver
     tried: int = 0  # keys that were looked for; 0: one for each candidate
     wanted: float = 0.5  # keys of receivers here for each message of about that time
+    sent: tuple[Forwarding, ...] = ()  # neighbours that a best-effort event was meant for
+    repaired: tuple[Receiver, ...] = ()  # who got it as a repair, whether or not it came to this broker
 
     def naming(self, most: int) -> Finding:
         """With at most so many receivers."""
-        left_out = max(0, len(self.delivered) - most)
-        return msgspec.structs.replace(self, delivered=self.delivered[:most], more=self.more + left_out)
+        left_out = max(0, len(self.delivered) - most) + max(0, len(self.repaired) - most)
+        return msgspec.structs.replace(
+            self,
+            delivered=self.delivered[:most],
+            repaired=self.repaired[:most],
+            more=self.more + left_out,
+            candidates=max(self.candidates, len(self.delivered[:most]) + self.more + left_out),
+        )
 
 
 class TraceAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postroad.tracking.query.verdict import TraceResult
+from postroad.tracking.query.verdict import Delivered, TraceResult
 
 _DOUBTFUL = 0.5
 
@@ -37,7 +37,13 @@ def tree(result: TraceResult) -> str:
         lines.append(f"{step.broker}, from {step.source} ({doubt_text(step.doubt)})")
         lines += branches.lines(step.broker)
         loose = [at for at in loose if at not in branches.listed]
+    lines += branches.elsewhere()
+    lines += [f"lost from {one.source} to {one.target} ({doubt_text(one.doubt)})" for one in result.lost]
     return "\n".join([*lines, *_verdict(result)])
+
+
+def _as_repair(receiver: Delivered) -> str:
+    return ", as a repair" if receiver.repair else ""
 
 
 def _verdict(result: TraceResult) -> list[str]:
@@ -54,7 +60,7 @@ class _Branches:
         self._receivers: dict[str, list[str]] = {}  # by broker that is not told yet
         for receiver in result.receivers:
             self._receivers.setdefault(receiver.broker, []).append(
-                f"→ {receiver.subscriber} ({doubt_text(receiver.doubt)})"
+                f"→ {receiver.subscriber}{_as_repair(receiver)} ({doubt_text(receiver.doubt)})"
             )
         self._below: dict[str, list[int]] = {}  # by broker: steps that have it from there
         for at, step in enumerate(result.route):
@@ -71,6 +77,10 @@ class _Branches:
             if leads is not None:
                 waiting += self._entries(leads, indent)
         return lines
+
+    def elsewhere(self) -> list[str]:
+        """Receivers of repairs at brokers that the event did not come to."""
+        return [f"at {broker} {text}" for broker, texts in self._receivers.items() for text in texts]
 
     def _entries(self, broker: str, indent: str) -> list[tuple[str, str, str | None]]:
         """In reverse order."""
@@ -103,7 +113,7 @@ def dot(result: TraceResult) -> str:
         elif step.broker != result.origin:
             lines.append(_edge(publisher, _quoted(step.broker), step.doubt))
     for receiver in result.receivers:
-        name = _quoted(f"subscriber {receiver.subscriber}")
+        name = _quoted(f"subscriber {receiver.subscriber}{_as_repair(receiver)}")
         lines.append(f"  {name} [shape=ellipse];")
         lines.append(_edge(_quoted(receiver.broker), name, receiver.doubt))
     lines.append("}")

@@ -108,11 +108,12 @@ class _Path:
         return TraceItem(id=self.id, origin=origin)
 
     def take(self, broker: int, finding: Finding) -> None:
-        if self.only_published and finding.published is None:
+        if self.only_published and finding.published is None and not finding.repaired:
             return
         self.findings[broker] = finding
         self.explore |= onward(finding)
         self.explore |= {sighting.neighbour for sighting in finding.routed}
+        self.explore |= {meant.neighbour for meant in finding.sent}
         if self.everywhere:
             self.explore |= set(finding.neighbours)  # those that cannot be asked are missing
         self.explore -= self.explored
@@ -309,7 +310,8 @@ def _check(finding: Finding) -> None:
     rates = [finding.published or 0.0]
     rates += [sighting.fpp for sighting in finding.routed]
     rates += [receiver.fpp for receiver in finding.delivered]
-    rates += [forwarding.fpp for forwarding in finding.forwarded or ()]
+    rates += [forwarding.fpp for forwarding in (*(finding.forwarded or ()), *finding.sent)]
+    rates += [receiver.fpp for receiver in finding.repaired]
     if not all(0.0 <= rate <= 1.0 for rate in rates):
         wrong = next(rate for rate in rates if not 0.0 <= rate <= 1.0)
         raise PeerError(f"a trace answer with a probability of {wrong}; it is between 0 and 1")
@@ -318,6 +320,8 @@ def _check(finding: Finding) -> None:
         ("receivers", len(finding.delivered), MAX_RECEIVERS),
         ("neighbours", len(finding.neighbours), MAX_NEIGHBOURS),
         ("forwardings", len(finding.forwarded or ()), MAX_NEIGHBOURS),
+        ("neighbours that it was meant for", len(finding.sent), MAX_NEIGHBOURS),
+        ("repairs", len(finding.repaired), MAX_RECEIVERS),
     ):
         if count > most:
             raise PeerError(f"a trace answer with {count} {what}; at most {most} are allowed")

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from postroad.ids import OWN_IDS, MessageId, of_a_broker
+from postroad.ids import OWN_IDS, QUEUE_IDS, MessageId, of_a_broker
 from postroad.tracking.query.messages import Finding
 
 COMPLETE: Final = "complete"
@@ -24,6 +24,7 @@ MOST_NAMED: Final = 32  # brokers in a sentence
 # messages only where they are wanted, so a dead end is rare: a subscriber that left, or one that dropped it.
 TRUE_DEAD_ENDS: Final = 0.01
 TRUE_BRANCHES: Final = 0.5
+TRUE_LOSSES: Final = 0.01  # how often a best-effort event is lost on a link, or comes as a repair
 TRUE_REPEATS: Final = 0.001  # how often a message is published at a second broker as well
 BELIEVED: Final = 0.5  # a claim of less doubt is more likely true than false
 MOST_WEIGHED: Final = 256  # keys of one broker of which every number of false ones is weighed
@@ -47,6 +48,15 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
     subscriber: str
     broker: str
     doubt: float
+    repair: bool = False  # of a best-effort event: not as it was first sent, but as a repair
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """A best-effort event went from here to there and did not arrive."""
+
+    source: str
+    target: str  # a broker, or a subscriber that got a repair
+    doubt: float
 
 
 class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +71,11 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     explanation: str  # one sentence, "" when complete
     missing: tuple[tuple[str, str], ...]  # (broker, why its part is missing)
+    lost: tuple[Loss, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As `postroad trace --json` prints it."""
+        """As `postroad trace --json` prints it; `lost` and `repair` only where there is something to say."""
+        lost = [{"from": loss.source, "to": loss.target, "doubt": loss.doubt} for loss in self.lost]
         return {
             "id": self.id,
             "origin": {"publisher": f"{self.publisher:08x}", "broker": self.origin},
@@ -72,8 +84,10 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
             ],
             "receivers": [
                 {"subscriber": receiver.subscriber, "broker": receiver.broker, "doubt": receiver.doubt}
+                | ({"repair": True} if receiver.repair else {})
                 for receiver in self.receivers
             ],
+            **({"lost": lost} if lost else {}),
             "missing": {
                 "verdict": self.verdict,
                 "text": self.explanation,
@@ -117,12 +131,18 @@ def judge(
         )
         for claim in chosen
     )
-    receivers = _receivers(chosen, findings, names)
+    receivers, lost = _with_repairs(_receivers(chosen, findings, names), findings, names)
+    lost += _lost(identity, chosen, findings, names)
     origin = next((claim for claim in chosen if claim.source is None), None)
     # What could not be asked, or does not know any more, matters only if the message may have been there.
-    # While nobody says that it was published there, that is anywhere.
+    # While nobody says that it was published there, that is anywhere. So it is for a message of a queue,
+    # which keeps to no links, until somebody has accepted it.
     gaps = [(absent.broker, absent.why) for absent in failed] + _gaps(findings)
-    if origin is not None:
+    if identity.broker >= QUEUE_IDS:
+        if origin is not None and receivers:
+            sources = {claim.source for claim in chosen}
+            gaps = [gap for gap in gaps if gap[0] in sources]
+    elif origin is not None:
         way = _way(identity, chosen, findings)
         gaps = [gap for gap in gaps if gap[0] in way]
     missing = [(_name(broker, names), why) for broker, why in gaps]
@@ -137,12 +157,13 @@ def judge(
         verdict=verdict,
         explanation=explanation,
         missing=tuple(missing),
+        lost=tuple(lost),
     )
 
 
 def within(result: TraceResult, most_bytes: int) -> TraceResult:
     """As many rows of it as its JSON has room for; what is left out is said, and makes it partial."""
-    rows = max(len(result.route), len(result.receivers), len(result.missing))
+    rows = max(len(result.route), len(result.receivers), len(result.missing), len(result.lost))
     fitted = result
     while rows and (size := len(msgspec.json.encode(fitted))) > most_bytes:
         rows = min(rows - 1, rows * most_bytes // size) * 63 // 64  # something is around them
@@ -161,6 +182,7 @@ def _cut(result: TraceResult, rows: int) -> TraceResult:
         result,
         route=result.route[:rows],
         receivers=result.receivers[:rows],
+        lost=result.lost[:rows],
         missing=(*result.missing[:rows], *cut[:rows]),
         verdict=PARTIAL if result.verdict == COMPLETE else result.verdict,
         explanation="; ".join([part for part in (result.explanation, *_sentences(cut)) if part]),
@@ -438,6 +460,46 @@ def _receivers(
                 doubt = doubts[receiver.fpp, receiver.keys] = doubt if broker in believed else 1.0
             receivers.append(Delivered(subscriber=receiver.subscriber, broker=name, doubt=doubt))
     return tuple(receivers)
+
+
+def _with_repairs(
+    receivers: tuple[Delivered, ...], findings: Mapping[int, Finding], names: Mapping[int, str]
+) -> tuple[tuple[Delivered, ...], list[Loss]]:
+    """Who got it as a repair, too. One that its broker sent the event itself has lost that on the way."""
+    rows = {(receiver.broker, receiver.subscriber): receiver for receiver in receivers}
+    lost: list[Loss] = []
+    for broker, finding in sorted(findings.items()):
+        name = _name(broker, names)
+        hits, tried = len(finding.repaired), max(finding.candidates, len(finding.repaired))
+        for receiver in finding.repaired:
+            doubt = share(receiver.fpp, hits, tried, wanted=TRUE_LOSSES, last=False)
+            if (name, receiver.subscriber) in rows:
+                lost.append(Loss(source=name, target=receiver.subscriber, doubt=doubt))
+            rows[name, receiver.subscriber] = Delivered(
+                subscriber=receiver.subscriber, broker=name, doubt=doubt, repair=True
+            )
+    return tuple(rows.values()), lost
+
+
+def _lost(
+    identity: MessageId, chosen: Sequence[_Claim], findings: Mapping[int, Finding], names: Mapping[int, str]
+) -> list[Loss]:
+    """The links on which a best-effort event was lost: it was meant for a neighbour that would know of it."""
+    came = {(claim.source, claim.broker) for claim in chosen}
+    had = {claim.broker: claim.doubt for claim in reversed(chosen) if claim.doubt < BELIEVED}
+    lost: list[Loss] = []
+    for broker, doubt in had.items():
+        for meant in findings[broker].sent:
+            neighbour = findings.get(meant.neighbour)
+            knows = neighbour is not None and not not_whole(neighbour)
+            if neighbour is None or not knows or identity.time_ms < neighbour.begins_ms:
+                continue
+            if (broker, meant.neighbour) not in came:
+                false = max(doubt, _odds(meant.fpp, TRUE_LOSSES))
+                lost.append(
+                    Loss(source=_name(broker, names), target=_name(meant.neighbour, names), doubt=false)
+                )
+    return sorted(lost, key=lambda loss: (loss.doubt, loss.source, loss.target))
 
 
 def passed_on(steps: Iterable[tuple[T, T | None]]) -> set[T]:
