@@ -1327,7 +1327,14 @@ class Arc:
     def _waits_for_answers(self) -> bool:
         asks = self.told_of is not None
         unfilled = self.installing is not None and not self.serving
-        return bool(self.reading or unfilled or self.pending or asks or self.rival)
+        return bool(self.reading or unfilled or self.pending or asks or self.rival or self._is_left_over())
+
+    def _is_left_over(self) -> bool:
+        """Whether what is held here is of no use once the newest view has started; nobody else says so."""
+        view = self.view
+        return (
+            view is not None and view.stage == NEW and self.me not in view.replicas and self._is_older(view)
+        )
 
     def _resend(self) -> None:
         if self.told_of is not None:
@@ -1349,6 +1356,9 @@ class Arc:
             for node in self.installing.view.replicas:
                 if node not in self.installing.done:
                     self._send(node, offer)
+        if self.view is not None and self._is_left_over():
+            for node in sorted({*self.view.electors, *self.view.replicas} - {self.me}):
+                self._send(node, Ask())
         if self.view is not None and self.rival is not None:
             # Whether it is closed or was taken in long ago, the answer says so.
             self._send(self.rival.responsible, Know(self.view))

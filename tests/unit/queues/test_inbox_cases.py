@@ -137,3 +137,21 @@ def test_n_a_source_with_messages_in_both_of_two_networks_that_meet() -> None:
     ready = machine(network, A).ready("stock", "clerk", 0, 10)
     assert [(each.chain, each.id) for each in ready] == [(FIRST, 5), (second, 3), (FIRST, 6)]
     assert machine(network, B).snapshot() == machine(network, A).snapshot()
+
+
+def test_n_a_session_goes_on_with_a_message_that_was_sent_before_it_knew_its_chain() -> None:
+    """Found by simulator seed 3: the entry broker stamps such a message with the chain that is left."""
+    network = Network((A, B, C, D), machine=inboxes)
+    second = Chain(0, C, C)
+    for first, other in ((A, B), (C, D)):
+        network.do(first, lambda arc: arc.found(0))
+        network.candidates((first, other), first)
+    network.run()
+    write(network, C, put(3, chain=second))
+    network.candidates((A, B, C, D))
+    network.run()
+    network.told[A].clear()
+    write(network, A, put(3))
+    write(network, A, put(4, after=3))
+    assert outcomes_of(network, A) == ["known", "kept"]
+    assert [each.chain for each in machine(network, A).inboxes["stock"].messages.values()] == [second, second]

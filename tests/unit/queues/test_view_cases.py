@@ -16,6 +16,7 @@ from postroad.queues.messages import (
     NEW,
     STARTED,
     Ack,
+    Ask,
     Base,
     Chain,
     Entry,
@@ -518,6 +519,22 @@ def test_who_left_the_replicas_keeps_its_state_for_a_while_and_not_beyond_a_rest
     network.run(seconds=5)
     assert network[B].core.chain is None
     assert network[A].log == network[B].log == ()
+
+
+def test_who_left_the_replicas_and_did_not_hear_that_the_next_view_has_started_asks() -> None:
+    """Found by simulator seed 1203: it kept its state for good."""
+    network = pair()
+    network.write(A, b"p1@2")
+    mine = network.view(B)
+    new = replace(mine, epoch=3, stage=NEW, replicas=(C, D), electors=(C, D), base=Base(2, (A, B)))
+    network.away = {A, C, D}
+    network.deliver(A, B, Know(new))
+    network.do(B, lambda arc: arc.tick(network.now_us + 1_000_000, 0))
+    assert {to for sender, to, message in network.mail if sender == B and isinstance(message, Ask)} == {C, D}
+    network.mail.clear()
+    network.deliver(C, B, Know(replace(new, stage=STARTED)))
+    network.run()
+    assert network[B].core.chain is None
 
 
 def test_records_that_do_not_lead_from_what_is_held_are_refused() -> None:

@@ -98,5 +98,6 @@ def check_whole(brokers: Mapping[str, Broker], arcs: Iterable[int], replicas: in
         for other, core in cores:
             if core.me in leader.view.replicas and core.machine.snapshot() != leader.machine.snapshot():
                 raise Violation("equal", f"arc {arc} differs at {name} and {other}", (name, other))
-            if core.me not in leader.view.replicas and core.chain is not None:
+            lingers = core.drop_at is not None and core.drop_at > core.now_us
+            if core.me not in leader.view.replicas and core.chain is not None and not lingers:
                 raise Violation("deleted", f"{other} left the replicas of arc {arc} and still holds one")
