@@ -90,6 +90,10 @@ class Hosting:
     subscriber can be sent something. `spend(s, n)`: it is sent a frame of n bytes, which whoever carries out
     the `Deliver` does not count again. `need()`: what knowledge must be filtered with for all subscriptions
     here.
+
+    Outputs are gathered, not acted on at once, because two of them call back into this class: a `Confirmed`
+    that failed deletes its subscription, with its catchup streams, while `_on_answer` still goes through
+    them. And `Wants` that the log here can answer pumps the same catchup stream that is still being pumped.
     """
 
     def __init__(
