@@ -87,9 +87,9 @@ def _nobody(_line: str) -> None:
 class _Landing:
     """One process that lands in a lake."""
 
-    def __init__(self, lake: Lake, brokers: str, access: Access, told: Told, trouble: Told) -> None:
+    def __init__(self, lake: Lake, brokers: str, access: Access, report: Told, trouble: Told) -> None:
         self._lake = lake
-        self._told = told
+        self._report = report
         self._trouble = trouble
         self._ledger = Ledger(lake)
         begin(self._ledger, f"{LANDING}-{uuid.uuid4().hex[:8]}")
@@ -167,7 +167,7 @@ class _Landing:
         for line in complaints(done.unread):
             self._trouble(line)
         if done.rows:
-            self._told(f"{feed.kind}: batch {progress.batch}, {done.rows:,} rows")
+            self._report(f"{feed.kind}: batch {progress.batch}, {done.rows:,} rows")
 
     def _settle(self, progress: Progress) -> None:
         for table, rows in settle(self._lake, progress).items():
