@@ -156,8 +156,8 @@ class Hosting:
         self._perform(turn, out)
 
     def absent(self, turn: Turn, pubend: int) -> None:
-        """A pubend is met that nobody here wants any more: it may believe otherwise, by what it heard, or
-        took over from its sibling, while this broker was out of reach."""
+        """This broker hears of a pubend that nobody here wants any more. The pubend may still keep events for
+        it, by an old report, or one that its sibling took, so the broker reports that it has ended."""
         if not self.subscriptions.ever:
             return
         report = self._reporter.report(pubend, 0, 0, ended=True)
@@ -165,7 +165,8 @@ class Hosting:
             self._perform(turn, [Reported(pubend=pubend, report=report)])
 
     def dropped(self, pubend: int) -> None:
-        """Its broker was out of reach for so long that what is on its way there was dropped."""
+        """The pubend's broker was out of reach for so long that the overlay dropped the reports on their way
+        to it: the next report counts as news."""
         self._reporter.forget(pubend)
 
     def has_place(self, pubend: int) -> bool:
@@ -609,7 +610,7 @@ class Hosting:
         return out
 
     def _silence(self, subscription: Subscription, pubend: int, end: int) -> list[Output]:
-        """A silence message up to `end` to who was not told so and has room for it."""
+        """A silence message up to `end`, unless the subscriber has had one or has no room for it."""
         cursor = subscription.cursors[pubend]
         if cursor.sent_to >= end or not self._room(subscription.id):
             return []
