@@ -390,9 +390,8 @@ class BatchReader(Planner, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self.options
-        clients = self.everywhere(
-            whole=options.until is None
-        )  # who is silent may have what nobody else knows of
+        # A broker that is silent may have what nobody else knows of.
+        clients = self.everywhere(whole=options.until is None)
         try:
             there, away = self.heads(clients.values())
         finally:

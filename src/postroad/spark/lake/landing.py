@@ -247,9 +247,8 @@ class _Maps:
         self._look()
         with self._feed.access.connect(self._feed.brokers) as client:
             answer = client.request("heads")
-            heads = {
-                pubend[:8] for pubend in {*answer["heads"]} - {*answer["away"]}
-            }  # others when they are back
+            # Those that are away are asked for when they are back.
+            heads = {pubend[:8] for pubend in {*answer["heads"]} - {*answer["away"]}}
             new = {(broker, self._gaps.get(broker, -1)) for broker in heads} - self._asked
             if not new:
                 self._pause_s = 0.0
