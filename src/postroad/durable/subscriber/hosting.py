@@ -91,9 +91,9 @@ class Hosting:
     the `Deliver` does not count again. `need()`: what knowledge must be filtered with for all subscriptions
     here.
 
-    Outputs are gathered, not acted on at once, because two of them call back into this class: a `Confirmed`
-    that failed deletes its subscription, with its catchup streams, while `_on_answer` still goes through
-    them. And `Wants` that the log here can answer pumps the same catchup stream that is still being pumped.
+    Outputs are gathered, not acted on at once, because two of them call back: a `Deliver` to a shared
+    subscription may `ack` for it, and so move the cursor that `_pump` still counts with. `Wants` that this
+    broker can answer itself calls `answer`, which pumps the same stream again, a level deeper per window.
     """
 
     def __init__(
