@@ -158,7 +158,7 @@ def anything(kind: Any, draw: random.Random) -> Any:
         return tuple(anything(one, draw) for one in arguments)
     if origin is list:
         return [anything(arguments[0], draw) for _ in range(draw.randrange(4))]
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return anything(draw.choice(arguments), draw)
     if origin is dict:
         return {anything(arguments[0], draw): anything(arguments[1], draw) for _ in range(draw.randrange(4))}
