@@ -211,7 +211,7 @@ class TraceDesk:
 
     def _take(self, turn: Turn, asker: int, number: int, question: TraceQuestion) -> None:
         places = deque(range(len(question.items)))
-        taken = _Question(asker, number, question.items, max(0, question.receivers), places)
+        taken = _Question(asker, number, question.items, question.receivers, places)
         if self._waiting >= MAX_QUESTIONS:
             self._refuse(turn, taken, "has too many questions to answer")
         else:
