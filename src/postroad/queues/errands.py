@@ -141,7 +141,9 @@ class Errands:
             self._say(turn, following, Locate(arc, self._me, 0))
 
     def pass_on(self, turn: Turn, message: Locate) -> bool:
-        """False: this broker is the closest one to the arc."""
+        """False: this broker is the closest one to the arc, or there is no such arc."""
+        if message.arc >= self._arcs.count:
+            return False
         following = self._ring.route(self._arcs.key(message.arc))
         if following is None or not 0 <= message.hops < MAX_HOPS:
             return False

@@ -36,15 +36,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container, Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import SESSION_BYTES
-from postroad.queues.messages import Chain
+from postroad.queues.messages import MAX_STATE_BYTES, Chain
 from postroad.units import KIB, MIB, SECOND_US
+from postroad.wire.fields import Broker, Name, Number, Text, Word
 
 MAX_NAME_BYTES: Final = 255
 MAX_PAYLOAD_BYTES: Final = 512 * KIB
@@ -64,6 +66,18 @@ RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
 _SESSION_DIGITS: Final = 2 * SESSION_BYTES
+MAX_ATTRIBUTES_BYTES: Final = 65_535
+MAX_OPERATIONS: Final = 65_536  # of one write
+MAX_ROWS: Final = MAX_STATE_BYTES // MESSAGE_OVERHEAD_BYTES  # of one table in a snapshot
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Priority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
+SourceName: TypeAlias = Annotated[str, Meta(max_length=_SESSION_DIGITS + MAX_NAME_BYTES)]
+Payload: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)]
+Attributes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_ATTRIBUTES_BYTES)]
+Transaction: TypeAlias = Annotated[bytes, Meta(max_length=64)]  # its name
+_ROWS: Final = Meta(max_length=MAX_ROWS)
+Numbers: TypeAlias = Annotated[list[Number], _ROWS]
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -102,28 +116,30 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    inbox: str
+    inbox: Name
     chain: Chain
-    source: str
-    id: int
+    source: SourceName
+    id: Number
     ordered: bool  # transactional
-    payload: bytes
-    after: int = 0  # the id of the source's transactional message before this one, 0 if there is none
-    priority: int = 4
-    not_before_us: int = 0
-    expires_us: int = 0  # 0: never
-    attempts: int = 0
-    reason: str = ""  # of a dead letter
-    attributes: bytes = b""
-    sent_us: int = 0
-    entry: int = 0  # the broker that took it from its sender; 0: a version before did
+    payload: Payload
+    after: Number = 0  # the id of the source's transactional message before this one, 0 if there is none
+    priority: Priority = 4
+    not_before_us: Number = 0
+    expires_us: Number = 0  # 0: never
+    attempts: Count = 0
+    reason: Text = ""  # of a dead letter
+    attributes: Attributes = b""
+    sent_us: Number = 0
+    entry: Broker = 0  # the broker that took it from its sender; 0: a version before did
 
     @property
     def size(self) -> int:
         return len(self.payload) + len(self.attributes) + MESSAGE_OVERHEAD_BYTES
 
 
-Key: TypeAlias = tuple[Chain, str, int]  # chain of first sending, source, id
+Messages: TypeAlias = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_TOGETHER)]
+Key: TypeAlias = tuple[Chain, SourceName, Number]  # chain of first sending, source, id
+Keys: TypeAlias = Annotated[tuple[Key, ...], Meta(max_length=MAX_TOGETHER)]
 
 
 class _Operation(msgspec.Struct, frozen=True, array_like=True):
@@ -133,16 +149,16 @@ class _Operation(msgspec.Struct, frozen=True, array_like=True):
 class Put(_Operation, frozen=True, tag=1):
     """Messages for one inbox or several. `together`: all of them or none; else each has its own outcome."""
 
-    messages: tuple[Message, ...]
-    now_us: int
+    messages: Messages
+    now_us: Number
     together: bool = True
 
 
 class Accept(_Operation, frozen=True, tag=2):
-    inbox: str
+    inbox: Name
     key: Key
-    consumer: str
-    now_us: int
+    consumer: Name
+    now_us: Number
 
 
 class Reject(_Operation, frozen=True, tag=3):
@@ -151,110 +167,112 @@ class Reject(_Operation, frozen=True, tag=3):
     `attempt`: which one it was, so that a rejection that is said twice counts once; 0: whichever.
     """
 
-    inbox: str
+    inbox: Name
     key: Key
-    consumer: str
-    reason: str
+    consumer: Name
+    reason: Text
     dead: bool
-    not_before_us: int
-    now_us: int
-    attempt: int = 0
+    not_before_us: Number
+    now_us: Number
+    attempt: Count = 0
 
 
 class Refuse(_Operation, frozen=True, tag=4):
     """The broker does not take a message, for good: its id counts as sent."""
 
-    inbox: str
+    inbox: Name
     key: Key
-    now_us: int
+    now_us: Number
 
 
 class Join(_Operation, frozen=True, tag=5):
-    inbox: str
-    consumer: str
-    principal: str
+    inbox: Name
+    consumer: Name
+    principal: Name
     admin: bool
-    now_us: int
+    now_us: Number
 
 
 class Leave(_Operation, frozen=True, tag=6):
     """`delivered`: what the consumer had and did not settle was tried once more."""
 
-    inbox: str
-    consumer: str
-    delivered: tuple[Key, ...]
-    now_us: int
+    inbox: Name
+    consumer: Name
+    delivered: Keys
+    now_us: Number
 
 
 class Sweep(_Operation, frozen=True, tag=7):
     """What has expired by now becomes a dead letter; sources that were silent for long are forgotten."""
 
-    now_us: int
+    now_us: Number
 
 
 class Revive(_Operation, frozen=True, tag=8):
     """Dead letters of an inbox are sent again, oldest first, or dropped."""
 
-    inbox: str
-    count: int
+    inbox: Name
+    count: Number
     drop: bool
-    now_us: int
+    now_us: Number
 
 
 class Stage(_Operation, frozen=True, tag=9):
-    transaction: bytes
-    home: bytes  # a key in the arc whose record decides
-    messages: tuple[Message, ...]
-    now_us: int
+    transaction: Transaction
+    home: Transaction  # a key in the arc whose record decides
+    messages: Messages
+    now_us: Number
 
 
 class Decide(_Operation, frozen=True, tag=10):
-    transaction: bytes
+    transaction: Transaction
     commit: bool
-    now_us: int
+    now_us: Number
 
 
 class Resolve(_Operation, frozen=True, tag=11):
-    transaction: bytes
+    transaction: Transaction
     commit: bool
-    now_us: int
+    now_us: Number
 
 
 class Forget(_Operation, frozen=True, tag=12):
-    transaction: bytes
+    transaction: Transaction
 
 
 class End(_Operation, frozen=True, tag=13):
     """The source sends nothing more to this inbox."""
 
-    inbox: str
-    source: str
-    now_us: int
+    inbox: Name
+    source: SourceName
+    now_us: Number
 
 
 class AcceptEach(_Operation, frozen=True, tag=14):
     """As an Accept of each, in turn."""
 
-    inbox: str
-    keys: tuple[Key, ...]
-    consumer: str
-    now_us: int
+    inbox: Name
+    keys: Keys
+    consumer: Name
+    now_us: Number
 
 
 Operation: TypeAlias = (
     Put | Accept | Reject | Refuse | Join | Leave | Sweep | Revive | Stage | Decide | Resolve | Forget | End
     | AcceptEach
 )  # fmt: skip
+Operations: TypeAlias = Annotated[tuple[Operation, ...], Meta(max_length=MAX_OPERATIONS)]
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`outcome` is one that the operation's method names; `last`: of a gap, the last id that is here."""
 
-    outcome: str
-    last: int = 0
-    each: tuple[Answer, ...] = ()  # where there are several, unless all have the same outcome
+    outcome: Word
+    last: Number = 0
+    each: Answers = ()  # where there are several, unless all have the same outcome
 
 
+Answers: TypeAlias = Annotated[tuple[Answer, ...], Meta(max_length=MAX_TOGETHER)]
 KEPT: Final = Answer("kept")
 ACCEPTED: Final = Answer("accepted")
 
@@ -262,15 +280,15 @@ ACCEPTED: Final = Answer("accepted")
 class Source(msgspec.Struct):
     """What outlives the messages of one source in one inbox."""
 
-    last: int = 0  # transactional id that was kept or rejected
-    accepted: int = 0  # the last one that was settled, and by whom
-    accepted_by: str = ""
-    consumer: str = ""  # that the source sticks to
-    touched_us: int = 0
-    rejected: list[int] = msgspec.field(default_factory=list)
-    waiting: list[int] = msgspec.field(default_factory=list)  # numbers of its transactional messages here
-    others: int = 0  # recoverable messages here
-    staged: int = 0  # messages of undecided transactions; nothing may pass them
+    last: Number = 0  # transactional id that was kept or rejected
+    accepted: Number = 0  # the last one that was settled, and by whom
+    accepted_by: Name = ""
+    consumer: Name = ""  # that the source sticks to
+    touched_us: Number = 0
+    rejected: Numbers = msgspec.field(default_factory=list)
+    waiting: Numbers = msgspec.field(default_factory=list)  # numbers of its transactional messages here
+    others: Number = 0  # recoverable messages here
+    staged: Number = 0  # messages of undecided transactions; nothing may pass them
     ended: bool = False  # it sends nothing more
 
 
@@ -287,30 +305,31 @@ class Inbox(msgspec.Struct):
     bytes: int = 0
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
+class Snapshot(msgspec.Struct, array_like=True):
     """Dictionaries as lists, in their order: what depends on it goes on alike on every replica."""
 
-    inboxes: list[tuple[str, _InboxSnapshot]]
-    staged: list[tuple[bytes, Stage]]
-    decisions: list[tuple[bytes, tuple[bool, int]]]
-    chains: list[Chain] = []
+    inboxes: Annotated[list[tuple[Name, _InboxSnapshot]], _ROWS]
+    staged: Annotated[list[tuple[Transaction, Stage]], _ROWS]
+    decisions: Annotated[list[tuple[Transaction, tuple[bool, Number]]], _ROWS]
+    chains: Annotated[list[Chain], _ROWS] = []
 
 
 class _InboxSnapshot(msgspec.Struct, array_like=True):
-    owner: str
-    messages: list[tuple[int, Message]]
-    sources: list[tuple[Chain, str, Source]]
-    consumers: list[str]
-    accepts: list[tuple[Key, str]]
-    dead: list[Message]
-    next_number: int
+    owner: Name
+    messages: Annotated[list[tuple[Number, Message]], _ROWS]
+    sources: Annotated[list[tuple[Chain, SourceName, Source]], _ROWS]
+    consumers: Annotated[list[Name], _ROWS]
+    accepts: Annotated[list[tuple[Key, Name]], _ROWS]
+    dead: Annotated[list[Message], _ROWS]
+    next_number: Number
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _LIST: Final = 0xDD  # of MessagePack: a list with a length of four bytes
 _LIST_HEAD: Final = struct.Struct(">BI")
-_OPERATIONS: Final = msgspec.msgpack.Decoder(tuple[Operation, ...])
-_SNAPSHOT: Final = msgspec.msgpack.Decoder(_Snapshot)
+_OPERATIONS: Final[msgspec.msgpack.Decoder[tuple[Operation, ...]]] = msgspec.msgpack.Decoder(Operations)
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_SNAPSHOT: Final = msgspec.msgpack.Decoder(Snapshot)
 
 
 def encode(*operations: Operation) -> bytes:
@@ -337,7 +356,11 @@ def name_of(source: str) -> str:
 
 
 def session_of(source: str) -> bytes:
-    return bytes.fromhex(source[:_SESSION_DIGITS])
+    """Empty if the source does not begin with one: whoever sent a key or a message may have made it up."""
+    try:
+        return bytes.fromhex(source[:_SESSION_DIGITS])
+    except ValueError:
+        return b""
 
 
 def check_message(message: Message) -> None:
@@ -375,15 +398,11 @@ class Inboxes:
         self._expected = (payload, operations)
 
     def apply(self, payload: bytes) -> tuple[Answer, ...]:
-        """An answer for each operation."""
+        """An answer for each operation; PeerError, and nothing is changed, if these are none."""
         expected, self._expected = self._expected, None
         if expected is not None and expected[0] is payload:
             return tuple([self.perform(operation) for operation in expected[1]])
-        try:
-            operations = _OPERATIONS.decode(payload)
-        except msgspec.DecodeError as error:
-            raise BugError(f"a write of {len(payload)} bytes is no list of operations: {error}") from error
-        return tuple([self.perform(operation) for operation in operations])
+        return tuple([self.perform(operation) for operation in decode_operations(payload)])
 
     def perform(self, operation: Operation) -> Answer:
         match operation:
@@ -433,7 +452,7 @@ class Inboxes:
             )
             for name, inbox in self.inboxes.items()
         ]
-        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()), self.chains)
+        snapshot = Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()), self.chains)
         return _ENCODER.encode(snapshot)
 
     def size(self) -> int:
@@ -444,7 +463,7 @@ class Inboxes:
         self.inboxes, self.staged, self.decisions, self.chains, self.bytes = {}, {}, {}, [], 0
         if not snapshot:
             return
-        read = _read(snapshot)
+        read = decode_snapshot(snapshot)
         self.staged, self.decisions, self.chains = dict(read.staged), dict(read.decisions), read.chains
         for name, saved in read.inboxes:
             inbox = self.inboxes[name] = Inbox(saved.owner, dict(saved.messages))
@@ -469,7 +488,7 @@ class Inboxes:
         self.chains.append(chain)
         if not snapshot:
             return
-        read = _read(snapshot)
+        read = decode_snapshot(snapshot)
         self.chains += [each for each in read.chains if each not in self.chains]
         for name, saved in read.inboxes:
             inbox = self.inboxes.setdefault(name, Inbox())
@@ -1009,10 +1028,18 @@ class Inboxes:
             raise BugError(f"the inboxes have {total} bytes and count {self.bytes}")
 
 
-def _read(snapshot: bytes) -> _Snapshot:
+def decode_operations(payload: bytes) -> tuple[Operation, ...]:
+    """PeerError unless they are operations."""
+    try:
+        return _OPERATIONS.decode(payload)
+    except _UNREADABLE as error:
+        raise PeerError(f"a write of {len(payload)} bytes is no list of operations: {error}") from error
+
+
+def decode_snapshot(snapshot: bytes) -> Snapshot:
     try:
         return _SNAPSHOT.decode(snapshot)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise PeerError(f"a snapshot of inboxes of {len(snapshot)} bytes cannot be read: {error}") from error
 
 

@@ -6,26 +6,44 @@ be explored. A broker is named by its node id.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from postroad.errors import PeerError
+from postroad.ring.pastry import ID_BYTES
+from postroad.units import GIB, KIB
+from postroad.wire.fields import Number
 
 NEW: Final = 0  # the view is agreed; its responsible broker fills the replicas
 STARTED: Final = 1  # the replicas are whole; the responsible broker serves
 CLOSED: Final = 2  # the chain is over; another one takes its state in
 
-Node: TypeAlias = bytes
-Ballot: TypeAlias = tuple[int, Node, int]  # round, proposer, the proposer's start: never used twice
-Place: TypeAlias = tuple[int, int]  # an epoch and how many of its writes: one state of a chain
+MAX_REPLICAS: Final = 9
+MAX_ELECTORS: Final = 31
+MAX_REACHED: Final = 1_024  # brokers that a rescue names
+MAX_CHAINS: Final = 64  # other chains that are part of a state, or that a broker left
+MAX_JOINED: Final = 64 * MAX_CHAINS  # the same with those that are part of these
+MAX_WRITE_BYTES: Final = 960 * KIB  # so that it fits a frame
+MAX_STATE_BYTES: Final = 4 * GIB
+MAX_RECORDS: Final = 1 << 24  # of a log, in what one broker reads of another
+
+Node: TypeAlias = Annotated[bytes, Meta(max_length=ID_BYTES)]
+Replicas: TypeAlias = Annotated[tuple[Node, ...], Meta(min_length=1, max_length=MAX_REPLICAS)]
+Electors: TypeAlias = Annotated[tuple[Node, ...], Meta(min_length=1, max_length=MAX_ELECTORS)]
+Reached: TypeAlias = Annotated[tuple[Node, ...], Meta(max_length=MAX_REACHED)]
+Data: TypeAlias = Annotated[bytes, Meta(max_length=MAX_WRITE_BYTES)]
+StateData: TypeAlias = Annotated[bytes, Meta(max_length=MAX_STATE_BYTES)]
+Ballot: TypeAlias = tuple[Number, Node, Number]  # round, proposer, the proposer's start: never used twice
+Place: TypeAlias = tuple[Number, Number]  # an epoch and how many of its writes: one state of a chain
 NO_BALLOT: Final[Ballot] = (0, b"", 0)
 
 
 class Chain(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
     """A chain of views. A rescue begins a chain of the same origin with the next generation."""
 
-    generation: int
+    generation: Number
     founder: Node
     origin: Node
 
@@ -45,8 +63,8 @@ class Chain(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=T
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """The last started view: whoever takes over reads one of its replicas."""
 
-    epoch: int
-    replicas: tuple[Node, ...]
+    epoch: Number
+    replicas: Reached
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
@@ -56,10 +74,10 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     """
 
     chain: Chain
-    epoch: int
-    stage: int
-    replicas: tuple[Node, ...]
-    electors: tuple[Node, ...]
+    epoch: Number
+    stage: Number
+    replicas: Replicas
+    electors: Electors
     base: Base
     rescued: bool = False
     into: Chain | None = None  # of a closed view: the chain that takes the state in
@@ -92,10 +110,10 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     """What a replica holds: the state of an epoch after so many of its writes. Equal values, equal states."""
 
     chain: Chain
-    epoch: int
-    applied: int
+    epoch: Number
+    applied: Number
     whole: bool  # nothing that was only in memory is missing
-    boot: int  # the start of the broker that holds it; a copy is read within one
+    boot: Number  # the start of the broker that holds it; a copy is read within one
 
 
 class Vote(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +125,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Marks a write that carries a piece of another chain's state. The last piece takes all of it in."""
 
     chain: Chain
-    offset: int
+    offset: Number
     last: bool
 
 
@@ -182,7 +200,7 @@ class Seal(_Message, frozen=True, tag=10):
 
 class Sealed(_Message, frozen=True, tag=11):
     chain: Chain
-    epoch: int
+    epoch: Number
     held: Held | None
 
 
@@ -191,17 +209,17 @@ class Fetch(_Message, frozen=True, tag=12):
 
     view: View
     held: Held
-    offset: int
+    offset: Number
     since: Place | None = None
 
 
 class Piece(_Message, frozen=True, tag=13):
     chain: Chain
-    epoch: int
+    epoch: Number
     held: Held
-    offset: int
-    total: int
-    data: bytes
+    offset: Number
+    total: Number
+    data: Data
     since: Place | None = None  # the data are records since that place; None: a state
 
 
@@ -214,23 +232,23 @@ class Offer(_Message, frozen=True, tag=14):
 
 class More(_Message, frozen=True, tag=15):
     chain: Chain
-    epoch: int
-    offset: int
+    epoch: Number
+    offset: Number
     since: Place | None = None  # as in Fetch
 
 
 class Load(_Message, frozen=True, tag=16):
     view: View
     whole: bool
-    offset: int
-    total: int
-    data: bytes
+    offset: Number
+    total: Number
+    data: Data
     since: Place | None = None  # as in Piece
 
 
 class Installed(_Message, frozen=True, tag=17):
     chain: Chain
-    epoch: int
+    epoch: Number
 
 
 # Writes
@@ -238,9 +256,9 @@ class Installed(_Message, frozen=True, tag=17):
 
 class Write(_Message, frozen=True, tag=18):
     chain: Chain
-    epoch: int
-    number: int
-    payload: bytes
+    epoch: Number
+    number: Number
+    payload: Data
     durable: bool
     part: Part | None
 
@@ -249,8 +267,8 @@ class Ack(_Message, frozen=True, tag=19):
     """Every write up to this number is safe here. `gap`: what follows it did not come; send it again."""
 
     chain: Chain
-    epoch: int
-    number: int
+    epoch: Number
+    number: Number
     gap: bool
 
 
@@ -264,8 +282,8 @@ class Synced(_Message, frozen=True, tag=21):
     """To oneself, once the log has it."""
 
     chain: Chain
-    epoch: int
-    number: int
+    epoch: Number
+    number: Number
 
 
 Message: TypeAlias = (
@@ -291,29 +309,30 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Log record: from here on the state is that of an epoch. With a state, nothing before it counts."""
 
     chain: Chain
-    epoch: int
-    applied: int
+    epoch: Number
+    applied: Number
     whole: bool
-    state: bytes | None
+    state: StateData | None
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Log record: a write of the epoch of the last mark."""
 
-    number: int
-    payload: bytes
+    number: Number
+    payload: Data
     part: Part | None
 
 
 Record: TypeAlias = Mark | Entry
+Records: TypeAlias = Annotated[tuple[Record, ...], Meta(max_length=MAX_RECORDS)]
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
     """What is replicated: the state machine's snapshot and which other chains are part of it."""
 
-    absorbed: tuple[Chain, ...]
-    part: tuple[Chain, bytes] | None
-    machine: bytes
+    absorbed: Annotated[tuple[Chain, ...], Meta(max_length=MAX_JOINED)]
+    part: tuple[Chain, StateData] | None
+    machine: StateData
 
 
 # What the core asks for
@@ -388,7 +407,7 @@ Output: TypeAlias = Send | Tell | Save | Append
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _MESSAGES: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
 _STATES: Final = msgspec.msgpack.Decoder(State)
-_RECORDS: Final = msgspec.msgpack.Decoder(tuple[Record, ...])
+_RECORDS: Final[msgspec.msgpack.Decoder[tuple[Record, ...]]] = msgspec.msgpack.Decoder(Records)
 
 
 def encode(value: Message | Row | Record | State | tuple[Record, ...]) -> bytes:

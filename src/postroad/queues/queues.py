@@ -48,6 +48,9 @@ from postroad.queues.reports import Reports
 from postroad.queues.serving import MAX_WISH_BYTES, Serving
 from postroad.queues.settings import QueueConfig
 from postroad.queues.talk import (
+    MAX_DELAY_US,
+    MAX_KEY_BYTES,
+    MAX_WINDOW,
     About,
     AskChains,
     AskQueues,
@@ -81,7 +84,7 @@ from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
-from postroad.units import KIB, MIB, SECOND_US
+from postroad.units import KIB, MIB
 from postroad.wire import frames
 from postroad.wire.frames import (
     EndSession,
@@ -99,16 +102,13 @@ from postroad.wire.frames import (
 
 ROOM: Final = "queues"
 CONSUMER_BYTES: Final = 8
-MAX_WINDOW: Final = 4_096
 MAX_ID: Final = (1 << 62) - 1
-MAX_DELAY_US: Final = 30 * 86_400 * SECOND_US
 MAX_SENDS: Final = 8_192  # of one client that are not answered
 MAX_SEND_BYTES: Final = 32 * MIB  # the same in bytes
 MAX_RECEIVERS: Final = 1_000  # of one client
 MAX_SESSIONS: Final = 1_000  # of one client, whose inboxes are remembered
 MAX_SESSION_INBOXES: Final = 10_000
 MAX_REASON: Final = 1_000
-MAX_KEY_BYTES: Final = 1_024
 MAX_CHAIN_BYTES: Final = 64
 FRAME_OVERHEAD_BYTES: Final = 192  # of a message: its numbers and its chain
 MAX_OUTGOING_BYTES: Final = 256 * KIB  # of several things that are said to a broker in one frame

@@ -13,9 +13,10 @@ from postroad.links.links import Links
 from postroad.overlay.topology import Topology
 from postroad.queues.arcs import Arcs
 from postroad.queues.errands import Errands, Say
+from postroad.queues.inbox import MAX_NAME_BYTES
 from postroad.queues.messages import Node
 from postroad.queues.serving import Serving
-from postroad.queues.talk import AskQueues, DeadTask, Done, QueueRow, ReviveTask, Task
+from postroad.queues.talk import MAX_ROWS, AskQueues, DeadTask, Done, QueueRow, ReviveTask, Task
 from postroad.queues.talk import Queues as QueueRows
 from postroad.ring.ring import Ring
 from postroad.seam.peers import Peer
@@ -26,7 +27,6 @@ from postroad.units import SECOND_US
 from postroad.wire.frames import Request
 
 WAIT_US: Final = 2 * SECOND_US  # for all brokers to say which queues they are responsible for
-MAX_ROWS: Final = 500  # in one answer of a broker
 MAX_SHOWN: Final = 2_000  # queues in one reply to a client
 MAX_OPEN: Final = 256  # requests that wait for other brokers
 MAX_REVIVED: Final = 1_000_000
@@ -123,7 +123,7 @@ class Reports:
         if survey is None or sender not in survey.waiting:
             return
         survey.rows += [(sender, row) for row in said.rows]
-        if said.more and len(survey.rows) < MAX_SHOWN:
+        if said.more and said.rows and len(survey.rows) < MAX_SHOWN:
             self._say(turn, sender, AskQueues(said.number, said.rows[-1].inbox))
             return
         survey.waiting.discard(sender)
@@ -171,7 +171,10 @@ class Reports:
         task = DeadTask(inbox, peer.principal, self._links.may_admin(peer.connection))
 
         def listed(turn: Turn, done: Done) -> None:
-            body = msgspec.json.decode(done.body) if done.body else {"dead": [], "more": False}
+            try:
+                body = msgspec.json.decode(done.body) if done.body else {"dead": [], "more": False}
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise UnavailableError(f"the broker responsible for {inbox!r} answered: {error}") from None
             reply(turn, peer.connection, request.number, body)
 
         self._ask(turn, peer, request, inbox, task, listed)
@@ -196,6 +199,8 @@ class Reports:
         inbox = request.arguments.get("inbox", "")
         if not inbox:
             raise UsageError("which inbox? The request has no argument `inbox`")
+        if len(inbox.encode()) > MAX_NAME_BYTES:
+            raise UsageError(f"the name of an inbox has 1 to {MAX_NAME_BYTES} bytes")
         if not self._links.may_receive(peer.connection, inbox):
             raise DeniedError(f"an access rule forbids receiving as {inbox!r}")
         return inbox
@@ -215,6 +220,8 @@ class Reports:
             try:
                 if answer.code:
                     raise UnavailableError(answer.reason)
+                if not answer.answers:
+                    raise UnavailableError(f"the broker responsible for {inbox!r} answered nothing")
                 if answer.answers[0].outcome == "denied":
                     raise DeniedError(f"the name {inbox!r} belongs to another principal")
                 then(turn, answer)

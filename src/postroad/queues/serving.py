@@ -51,6 +51,7 @@ from postroad.queues.inbox import (
 )
 from postroad.queues.messages import Chain, Kept, Node
 from postroad.queues.talk import (
+    MAX_DELIVERED,
     DeadTask,
     DecideTask,
     Deliver,
@@ -78,7 +79,6 @@ from postroad.seam.turn import Turn
 from postroad.units import KIB, MILLISECOND_US, SECOND_US
 
 MAX_WISH_BYTES: Final = 700 * KIB  # of what is written at once, or delivered in one frame
-MAX_DELIVERED: Final = 256  # messages in one frame
 MAX_CONFIRMS: Final = 65_536  # deliveries of an arc that somebody wants to hear of; then the oldest does not
 SWEEP_US: Final = 30 * SECOND_US  # between two looks for sources that can be forgotten
 NEVER_US: Final = 1 << 62

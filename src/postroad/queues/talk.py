@@ -7,17 +7,42 @@ view, or about where somebody is. What is said to one broker in one turn is one 
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from postroad.errors import PeerError
 from postroad.queues import messages as arcs
-from postroad.queues.inbox import Answer, Key, Message
-from postroad.queues.messages import Chain, Node, View
+from postroad.queues.inbox import (
+    MAX_TOGETHER,
+    Answers,
+    Count,
+    Key,
+    Message,
+    Messages,
+    SourceName,
+    Transaction,
+)
+from postroad.queues.messages import Chain, Node, Replicas, View
+from postroad.queues.settings import MAX_ARCS
+from postroad.units import SECOND_US
+from postroad.wire.fields import Broker, Data, Name, Number, Text, Word
+from postroad.wire.fields import Key as Place
 
 NO_CHAIN: Final = Chain(0, b"", b"")  # not known before the first broker is asked
 MAX_HOPS: Final = 64
+MAX_SAID: Final = 65_536  # in one frame
+MAX_WINDOW: Final = 4_096
+MAX_DELAY_US: Final = 30 * 86_400 * SECOND_US
+MAX_KEY_BYTES: Final = 1_024
+MAX_DELIVERED: Final = 256  # messages in one frame
+MAX_ROWS: Final = 500  # queues in one answer of a broker
+
+ArcIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_ARCS)]
+Window: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_WINDOW)]
+Delay: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DELAY_US)]
+GivenKey: TypeAlias = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)]  # of a message, for its consumer
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
@@ -30,25 +55,25 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
 class PutTask(_Said, frozen=True, tag=1):
     """`form`: the kind of the messages; `confirm`: Delivered is wanted as well."""
 
-    messages: tuple[Message, ...]
-    form: str
+    messages: Messages
+    form: Word
     together: bool
     confirm: bool
 
 
 class JoinTask(_Said, frozen=True, tag=2):
-    inbox: str
-    consumer: str
-    principal: str
+    inbox: Name
+    consumer: Name
+    principal: Name
     admin: bool
-    window: int
+    window: Window
 
 
 class LeaveTask(_Said, frozen=True, tag=3):
     """`lost`: it may come back."""
 
-    inbox: str
-    consumer: str
+    inbox: Name
+    consumer: Name
     lost: bool
 
 
@@ -56,57 +81,57 @@ class MessageKey(msgspec.Struct, frozen=True, array_like=True):
     """What stands in a key that a consumer gives back: which message, which attempt, and where it is."""
 
     key: Key
-    attempt: int
+    attempt: Count
     express: bool
-    entry: int = 0  # of the message
+    entry: Broker = 0  # of the message
 
 
 class SettleTask(_Said, frozen=True, tag=4):
-    inbox: str
-    consumer: str
-    keys: tuple[MessageKey, ...]
-    verdict: str
-    delay_us: int
-    reason: str
+    inbox: Name
+    consumer: Name
+    keys: Annotated[tuple[MessageKey, ...], Meta(min_length=1, max_length=MAX_TOGETHER)]
+    verdict: Word
+    delay_us: Delay
+    reason: Text
 
 
 class EndTask(_Said, frozen=True, tag=5):
-    inbox: str
-    source: str
+    inbox: Name
+    source: SourceName
 
 
 class DeadTask(_Said, frozen=True, tag=6):
-    inbox: str
-    principal: str
+    inbox: Name
+    principal: Name
     admin: bool
 
 
 class ReviveTask(_Said, frozen=True, tag=7):
-    inbox: str
-    principal: str
+    inbox: Name
+    principal: Name
     admin: bool
-    count: int
+    count: Count
     drop: bool
 
 
 class StageTask(_Said, frozen=True, tag=8):
-    transaction: bytes
-    home: bytes
-    messages: tuple[Message, ...]
+    transaction: Transaction
+    home: Transaction
+    messages: Messages
 
 
 class DecideTask(_Said, frozen=True, tag=9):
-    transaction: bytes
+    transaction: Transaction
     commit: bool
 
 
 class ResolveTask(_Said, frozen=True, tag=10):
-    transaction: bytes
+    transaction: Transaction
     commit: bool
 
 
 class ForgetTask(_Said, frozen=True, tag=11):
-    transaction: bytes
+    transaction: Transaction
 
 
 Task: TypeAlias = (
@@ -121,70 +146,70 @@ Task: TypeAlias = (
 class About(_Said, frozen=True, tag=20):
     """A message of the arc's core."""
 
-    arc: int
+    arc: ArcIndex
     message: arcs.Message
 
 
 class Work(_Said, frozen=True, tag=21):
-    number: int  # of the sender
-    arc: int
+    number: Number  # of the sender
+    arc: ArcIndex
     task: Task
 
 
 class Done(_Said, frozen=True, tag=22):
     """The answers to a task; with a code it was not done."""
 
-    number: int
-    answers: tuple[Answer, ...]
-    code: str = ""
-    reason: str = ""
-    body: bytes = b""
+    number: Number
+    answers: Answers
+    code: Word = ""
+    reason: Text = ""
+    body: Data = b""
 
 
 class Elsewhere(_Said, frozen=True, tag=23):
     """This broker is not responsible; this is what it knows of the arc."""
 
-    number: int
-    arc: int
+    number: Number
+    arc: ArcIndex
     view: View | None
 
 
 class Delivered(_Said, frozen=True, tag=24):
     """A message of that task was accepted by a consumer."""
 
-    number: int
-    place: int
+    number: Number
+    place: Number
 
 
 class Handed(msgspec.Struct, frozen=True, array_like=True):
     """A message on its way to a consumer."""
 
-    key: bytes
-    form: str
+    key: GivenKey
+    form: Word
     message: Message
 
 
 class Deliver(_Said, frozen=True, tag=25):
-    arc: int
-    inbox: str
-    consumer: str
-    place: bytes
-    messages: tuple[Handed, ...]
+    arc: ArcIndex
+    inbox: Name
+    consumer: Name
+    place: Place
+    messages: Annotated[tuple[Handed, ...], Meta(max_length=MAX_DELIVERED)]
 
 
 class Removed(_Said, frozen=True, tag=26):
     """The consumer was taken for lost. If it is still there, it joins again."""
 
-    inbox: str
-    consumer: str
+    inbox: Name
+    consumer: Name
 
 
 class Locate(_Said, frozen=True, tag=27):
     """Passed on along the ring to whoever is closest to the arc; that one tells `asker` the view."""
 
-    arc: int
+    arc: ArcIndex
     asker: Node
-    hops: int
+    hops: Number
 
 
 class AskChains(_Said, frozen=True, tag=28):
@@ -196,26 +221,26 @@ class Chains(_Said, frozen=True, tag=29):
 
 
 class AskQueues(_Said, frozen=True, tag=30):
-    number: int
-    after: str  # inboxes are told in the order of their names, behind this one
+    number: Number
+    after: Name  # inboxes are told in the order of their names, behind this one
 
 
 class QueueRow(msgspec.Struct, frozen=True, array_like=True):
-    inbox: str
-    arc: int
-    depth: int
-    bytes: int
-    oldest_us: int  # when the oldest message was sent; 0: there is none
-    consumers: int
-    dead: int
-    owner: str
-    replicas: tuple[Node, ...]
-    epoch: int
+    inbox: Name
+    arc: ArcIndex
+    depth: Number
+    bytes: Number
+    oldest_us: Number  # when the oldest message was sent; 0: there is none
+    consumers: Number
+    dead: Number
+    owner: Name
+    replicas: Replicas
+    epoch: Number
 
 
 class Queues(_Said, frozen=True, tag=31):
-    number: int
-    rows: tuple[QueueRow, ...]
+    number: Number
+    rows: Annotated[tuple[QueueRow, ...], Meta(max_length=MAX_ROWS)]
     more: bool
 
 
@@ -223,10 +248,10 @@ Said: TypeAlias = (
     About | Work | Done | Elsewhere | Delivered | Deliver | Removed | Locate | AskChains | Chains
     | AskQueues | Queues
 )  # fmt: skip
-
+AllSaid: TypeAlias = Annotated[tuple[Said, ...], Meta(max_length=MAX_SAID)]
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_SAID: Final[msgspec.msgpack.Decoder[tuple[Said, ...]]] = msgspec.msgpack.Decoder(tuple[Said, ...])
+_SAID: Final[msgspec.msgpack.Decoder[tuple[Said, ...]]] = msgspec.msgpack.Decoder(AllSaid)
 _KEYS: Final = msgspec.msgpack.Decoder(MessageKey)
 _CHAINS: Final = msgspec.msgpack.Decoder(Chain)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

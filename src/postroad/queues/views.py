@@ -53,6 +53,12 @@ from msgspec.structs import replace
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.queues.messages import (
     CLOSED,
+    MAX_CHAINS,
+    MAX_ELECTORS,
+    MAX_REACHED,
+    MAX_REPLICAS,
+    MAX_STATE_BYTES,
+    MAX_WRITE_BYTES,
     NEW,
     NO_BALLOT,
     STARTED,
@@ -107,16 +113,10 @@ from postroad.queues.messages import (
     decode_state,
     encode,
 )
-from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
+from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 
-MAX_REPLICAS: Final = 9
-MAX_ELECTORS: Final = 31
-MAX_REACHED: Final = 1_024  # brokers that a rescue names
-MAX_CHAINS: Final = 64  # other chains that are part of a state, or that a broker left
 MAX_PENDING: Final = 4_096  # writes that are not kept yet
 MAX_PENDING_BYTES: Final = 64 * MIB
-MAX_WRITE_BYTES: Final = 960 * KIB  # so that it fits a frame
-MAX_STATE_BYTES: Final = 4 * GIB
 MAX_ROUND: Final = 1 << 60
 CALM_DOUBLINGS: Final = 5  # of the wait of an elector that would have others in a view that is served
 RECORD_BYTES: Final = 64  # that a record takes beside its payload
@@ -1110,8 +1110,9 @@ class Arc:
         self.outputs.append(Append((), True, ()))
 
     def _change(self, number: int, payload: bytes, part: Part | None) -> object:
+        answer = self.machine.apply(payload) if part is None else self._absorb(part, payload)
         self.applied = number
-        return self.machine.apply(payload) if part is None else self._absorb(part, payload)
+        return answer
 
     def _apply(self, write: Write) -> object:
         """The next write of the epoch, here; answers None while a chain's state is still coming in pieces."""

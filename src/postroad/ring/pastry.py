@@ -31,13 +31,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.units import SECOND_US
+from postroad.wire.fields import Number
 
 ID_BYTES: Final = 16
 ID_BITS: Final = 128
@@ -48,7 +50,8 @@ MAX_HOPS: Final = 64  # of a request to join
 _RING: Final = 1 << ID_BITS
 _UNMEASURED: Final = 1 << 62
 
-NodeId: TypeAlias = bytes
+NodeId: TypeAlias = Annotated[bytes, Meta(max_length=ID_BYTES)]
+Nodes: TypeAlias = Annotated[tuple[NodeId, ...], Meta(max_length=MAX_SHARED)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +84,7 @@ class Join(_Message, frozen=True, tag=1):
     """Route the newcomer's id; everybody on the way shares what it knows with it."""
 
     newcomer: NodeId
-    hops: int
+    hops: Number
     through: NodeId  # who was asked first
 
 
@@ -89,32 +92,32 @@ class Share(_Message, frozen=True, tag=2):
     """Nodes that the sender relies on. `joined`: whom the newcomer asked first, if the sender is the closest
     one to it; otherwise empty."""
 
-    nodes: tuple[NodeId, ...]
+    nodes: Nodes
     joined: NodeId = b""
 
 
 class Probe(_Message, frozen=True, tag=4):
     """`leaves` where they have changed since the receiver heard of them last."""
 
-    sent_us: int
-    leaves: tuple[NodeId, ...]
+    sent_us: Number
+    leaves: Nodes
 
 
 class Alive(_Message, frozen=True, tag=5):
-    sent_us: int  # of the probe
-    leaves: tuple[NodeId, ...]
+    sent_us: Number  # of the probe
+    leaves: Nodes
 
 
 class Leaving(_Message, frozen=True, tag=6):
     """The sender goes for good, and leaves its leaves to each other."""
 
-    leaves: tuple[NodeId, ...]
+    leaves: Nodes
 
 
 class Row(_Message, frozen=True, tag=7):
     """Which nodes do you have in this row?"""
 
-    row: int
+    row: Number
 
 
 Message: TypeAlias = Join | Share | Probe | Alive | Leaving | Row

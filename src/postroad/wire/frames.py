@@ -643,10 +643,10 @@ def decode(frame: bytes | memoryview) -> Message:
     return message
 
 
-def decode_body(body: bytes, kind: type[_Body]) -> _Body:
+def decode_body(body: bytes, decoder: msgspec.msgpack.Decoder[_Body]) -> _Body:
     """What a QUERY or an ANSWER carries; PeerError if it is not that. Its bearer is not to blame."""
     try:
-        return msgspec.msgpack.decode(body, type=kind)
+        return decoder.decode(body)
     except _UNREADABLE as error:
         raise PeerError(f"malformed body: {error}") from None
 

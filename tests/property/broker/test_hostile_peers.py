@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.worlds.durable_brokers import MemoryDisk
+from tests.worlds.hostile_bodies import BODIES as BOUNDED
+from tests.worlds.hostile_bodies import bent, made_up
 
 from postroad.broker.core import Broker
 from postroad.config import BrokerConfig
@@ -117,8 +119,8 @@ def honest_hello(role: str, number: int, time_us: int) -> bytes:
             limits=DEFAULT_LIMITS,
             window=4 * MIB,
             time_us=time_us,
-            broker=number if role == "broker" else 0,
-            node=bytes([number]) * 16 if role == "broker" else b"",
+            broker=0 if role == "client" else number,
+            node=b"" if role == "client" else bytes([number]) * 16,
             boot=1,
         )
     )
@@ -158,7 +160,7 @@ def anything(kind: Any, draw: random.Random) -> Any:
         return tuple(anything(one, draw) for one in arguments)
     if origin is list:
         return [anything(arguments[0], draw) for _ in range(draw.randrange(4))]
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return anything(draw.choice(arguments), draw)
     if origin is dict:
         return {anything(arguments[0], draw): anything(arguments[1], draw) for _ in range(draw.randrange(4))}
@@ -413,3 +415,29 @@ def test_nothing_a_peer_says_breaks_the_broker(seed: int, durable: bool) -> None
     world.honest_round_trip("honest", durable=False)
     if durable:
         world.honest_round_trip("kept", durable=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_that_is_said_of_queues_or_the_ring_breaks_the_broker(seed: int) -> None:
+    """Bodies of DIRECT, most of them within their bounds: who breaks one is closed, and comes back."""
+    world, taken, connections = World(seed, durable=seed % 2 == 1), 0, 0
+    world.open[2] = "broker"
+    world.turn(Opened(2), Received(2, honest_hello("broker", 8, world.now_us)))
+    world.turn(*(Received(2, frame) for frame in honest_beginning(8, 1)))
+    world.last = 2
+    for _ in range(150):
+        if world.last == 2 or world.last not in world.open:
+            world.last += 1
+            connections += 1
+            world.open[world.last] = "direct"
+            hello = honest_hello("direct", 8, world.now_us)
+            world.turn(Opened(world.last), Received(world.last, hello))
+        room = world.draw.choice(("queues", "queues", "ring"))
+        body = msgspec.msgpack.encode(made_up(BOUNDED[room][0], world.draw))
+        body = bent(body, world.draw) if world.draw.random() < 0.1 else body
+        if len(body) <= frames.MAX_BODY_BYTES:
+            world.turn(Received(world.last, frames.encode(frames.Direct(room=room, body=body))))
+            taken += world.last in world.open
+    assert taken > 50
+    assert connections > 5
+    world.honest_round_trip("honest", durable=False)

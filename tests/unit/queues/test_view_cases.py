@@ -13,6 +13,7 @@ from tests.worlds.arcs import PATIENT, TIMED, A, B, C, D, Ledger, Network, Stati
 from postroad.errors import PeerError, UsageError
 from postroad.queues.messages import (
     CLOSED,
+    MAX_WRITE_BYTES,
     NEW,
     STARTED,
     Ack,
@@ -42,7 +43,7 @@ from postroad.queues.messages import (
     decode,
     encode,
 )
-from postroad.queues.views import MAX_WRITE_BYTES, Arc, Settings
+from postroad.queues.views import Arc, Settings
 
 E, F, G = b"E", b"F", b"G"
 WIDE = Settings(replicas=2, electors=5)

@@ -288,7 +288,7 @@ def test_who_asks_is_named_as_many_receivers_as_it_takes() -> None:
     tracking.published(identity(1), NOW_US)
     tracking.delivered(ME, names, identity(1), NOW_US)
     item = TraceItem(id=identity(1), origin=0)
-    for takes, named in ((None, 4096), (MAX_RECEIVERS, 5000), (7, 7), (-1, 0)):
+    for takes, named in ((None, 4096), (MAX_RECEIVERS, 5000), (7, 7), (0, 0)):
         made = desk_of(tracking, ME)
         said = [[[item.id, 0]]] if takes is None else [[[item.id, 0]], takes]
         (response,) = made.asked(5, msgspec.msgpack.encode(said), NOW_US)

@@ -27,9 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from postroad.durable.subscriber.claims import NOBODY, Row
 from postroad.durable.subscriber.subscriptions import Subscription, Subscriptions, fingerprint
@@ -54,6 +56,7 @@ from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.units import SECOND_US
+from postroad.wire.fields import Broker, Key, Name, Number, Text, Topic, Where, Whole, Word
 from postroad.wire.frames import Ack, Ended, InterestUpdate, Subscribe, decode_body, encode
 
 HANDOVER: Final = "handover"
@@ -66,34 +69,44 @@ MAX_REFERRALS: Final = 4  # brokers that may say "it is there", one after the ot
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    topic: str
-    where: str
+    name: Name
+    topic: Topic
+    where: Where
     shared: bool
-    key: str
-    principal: str = ""  # who asks for it; "": nobody in particular
+    key: Text
+    principal: Name = ""  # who asks for it; "": nobody in particular
     admin: bool = False  # it may use the names of others
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
     """The token; or where to ask (`elsewhere`); or why not; or nothing: the name is not known there."""
 
-    token: str = ""
-    elsewhere: int = 0
-    code: str = ""
-    reason: str = ""
-    born: int = 0
-    principal: str = ""  # that it belongs to
+    token: Whole = ""
+    elsewhere: Broker = 0
+    code: Word = ""
+    reason: Text = ""
+    born: Number = 0
+    principal: Name = ""  # that it belongs to
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    epoch: int
-    broker: int
-    version: int
-    principal: str = ""
-    born: int = 0
-    fingerprint: bytes = b""
+    name: Name
+    epoch: Number
+    broker: Broker
+    version: Number
+    principal: Name = ""
+    born: Number = 0
+    fingerprint: Key = b""
+
+
+_Names: TypeAlias = Annotated[list[Name], Meta(max_length=MAX_NAMES)]
+_Deleted: TypeAlias = Annotated[list[tuple[Name, Number]], Meta(max_length=MAX_NAMES)]
+_AllKnown: TypeAlias = Annotated[list[_Known], Meta(max_length=MAX_NAMES)]
+_REQUESTS: Final = Decoder(_Request)
+_ANSWERS: Final = Decoder(_Answer)
+_NAMES: Final[Decoder[list[str]]] = Decoder(_Names)
+_DELETED: Final[Decoder[list[tuple[str, int]]]] = Decoder(_Deleted)
+_KNOWN: Final[Decoder[list[_Known]]] = Decoder(_AllKnown)
 
 
 @dataclass(slots=True)
@@ -234,10 +247,10 @@ class Moving:
     def _on_deleted(self, turn: Turn, broker: int, number: int, body: bytes) -> None:
         """Below these epochs they were deleted, where they had moved to."""
         try:
-            names = decode_body(body, list[tuple[str, int]])
+            names = decode_body(body, _DELETED)
         except PeerError:
             return
-        for name, epoch in names[:MAX_NAMES]:
+        for name, epoch in names:
             if not 0 < epoch <= MAX_EPOCH:
                 continue
             self._subscriptions.claims.delete(name, epoch - 1)
@@ -330,7 +343,7 @@ class Moving:
         """With what the broker answered that keeps its token."""
         name, subscriptions = waiting.message.durable, self._subscriptions
         try:
-            answer = decode_body(body, _Answer)
+            answer = decode_body(body, _ANSWERS)
         except PeerError as error:
             broker = self._topology.name(waiting.broker)
             raise UnavailableError(f"broker {broker!r} answered what cannot be read: {error}") from None
@@ -417,7 +430,7 @@ class Moving:
     def _learn(self, names: Collection[str], body: bytes, now_us: int) -> None:
         """What another broker knows. Those in reach have said themselves what they claim."""
         try:
-            known = decode_body(body, list[_Known])
+            known = decode_body(body, _KNOWN)
         except PeerError:
             return
         for known_claim in known:
@@ -440,11 +453,11 @@ class Moving:
 
     def _asked_claims(self, turn: Turn, broker: int, number: int, body: bytes) -> None:
         try:
-            names = decode_body(body, list[str])
+            names = decode_body(body, _NAMES)
         except PeerError:
             return
         known = []
-        for name in names[:MAX_NAMES]:
+        for name in names:
             highest = self._subscriptions.claims.highest(name)
             if highest is not None and self._subscriptions.owner(name) is not None:
                 known.append(
@@ -464,7 +477,7 @@ class Moving:
 
     def _asked(self, turn: Turn, broker: int, number: int, body: bytes) -> None:
         try:
-            request = decode_body(body, _Request)
+            request = decode_body(body, _REQUESTS)
         except PeerError:
             return
         answer = self._hand_over(turn, broker, request)

@@ -35,6 +35,8 @@ MAX_HELD_BYTES: Final = 64 * MIB  # of stored filters, being read or looked into
 WORK_A_TURN: Final = 1 << 14  # keys and the like that are looked for in one turn, some milliseconds
 WORK_AN_ID: Final = 64  # however little is known of it
 HERE: Final = -1  # the asker of a question that this broker put to itself
+_QUESTIONS: Final = msgspec.msgpack.Decoder(TraceQuestion)
+_ANSWERS: Final = msgspec.msgpack.Decoder(TraceAnswer)
 
 
 class Answers(Protocol):
@@ -156,7 +158,7 @@ class TraceDesk:
             return
         _, trace = self._traces[ticket]
         try:
-            asks = trace.answered(broker, decode_body(body, TraceAnswer), turn.now_us)
+            asks = trace.answered(broker, decode_body(body, _ANSWERS), turn.now_us)
         except PeerError as error:
             asks = trace.failed(broker, f"answered what cannot be read: {error}", turn.now_us)
         self._go_on(turn, ticket, asks)
@@ -200,7 +202,7 @@ class TraceDesk:
     def asked(self, turn: Turn, broker: int, number: int, body: bytes) -> None:
         """Another broker's question. One that makes no sense has no answer: its bearer is not to blame."""
         try:
-            question = decode_body(body, TraceQuestion)
+            question = decode_body(body, _QUESTIONS)
         except PeerError:
             return
         if question.makes_sense:
@@ -209,7 +211,7 @@ class TraceDesk:
 
     def _take(self, turn: Turn, asker: int, number: int, question: TraceQuestion) -> None:
         places = deque(range(len(question.items)))
-        taken = _Question(asker, number, question.items, max(0, question.receivers), places)
+        taken = _Question(asker, number, question.items, question.receivers, places)
         if self._waiting >= MAX_QUESTIONS:
             self._refuse(turn, taken, "has too many questions to answer")
         else:
