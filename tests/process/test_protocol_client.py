@@ -332,7 +332,7 @@ class Client(Connection):
 
     def subscribe(self, number: int, topic: str, where: str = "", *more: Any) -> None:
         self.send(SUBSCRIBE, [number, topic, where, *more])
-        assert self.expect(SUBSCRIBED) == [number, [], "", False, 0]
+        assert self.expect(SUBSCRIBED) == [number, [], "", False, 0, 0]
 
 
 @pytest.fixture
@@ -614,7 +614,7 @@ def test_a_broker_from_the_document(broker: BrokerProcess, opened: list[Connecti
     now = time.time_ns() // 1000
     peer.send(STAMP, [1, {peer.origin: needed}])
     peer.send(SILENCE, [[[peer.PUBEND, now, now + 10, 1]]])
-    assert client.expect(SUBSCRIBED) == [1, [], "", False, 0]
+    assert client.expect(SUBSCRIBED) == [1, [], "", False, 0, 0]
     identity = struct.pack(">IIQ", 5, peer.NUMBER, (now // 1000) << 16)
     far = Event(identity, "from/afar", {"n": 1}, b"hello", now + 20)
     knowledge = pack_batch(KNOWLEDGE, 1, [far], pubend=peer.PUBEND, start=now + 10, end=now + 20)

@@ -47,6 +47,7 @@ class Terminal:
         self._stack = contextlib.ExitStack()
         self.readers: list[tuple[subprocess.Popen[str], Path]] = []
         self.printed: list[str] = []  # by each command that ended
+        self.published: list[str] = []  # ids that `pub` printed
 
     def type(self, line: str) -> None:
         words = shlex.split(line, comments=True)
@@ -57,6 +58,8 @@ class Terminal:
             self._read(words)  # in a terminal of its own: the next line is typed once it is subscribed
         else:
             self.printed.append(self.run(words))
+            if words[0] == "pub":
+                self.published += self.printed[-1].split()
 
     def _up(self, words: list[str]) -> None:
         flags = dict(zip(words[1::2], words[2::2], strict=True))
@@ -67,8 +70,7 @@ class Terminal:
         """The words at the brokers of this test, and with an id of this test."""
         if "--broker" not in words:
             words = [*words, "--broker", "127.0.0.1:7420"]
-        ids = [one for text in self.printed for one in text.split() if re.fullmatch(r"[0-9a-f-]{35}", one)]
-        return [ids[-1] if one == SOME_ID else self._addresses.get(one, one) for one in words]
+        return [self.published[-1] if word == SOME_ID else self._addresses.get(word, word) for word in words]
 
     def run(self, words: list[str]) -> str:
         done = run("-m", "postroad", *self.here(words))

@@ -51,5 +51,7 @@ def _meant(topic: str) -> str:
     levels = topic.split("/")
     if len(levels) == 1 and any(level in _LEVELS for level in topic.split(".")):
         levels = topic.split(".")
+    if not _LEVELS.keys() & set(levels):
+        return topic
     meant = [_LEVELS.get(level, level) for level in levels]
     return "/".join(meant if "#" not in meant else meant[: meant.index("#") + 1])

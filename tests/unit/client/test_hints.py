@@ -28,7 +28,7 @@ def test_patterns_of_other_systems_are_translated(pattern: str, meant: str) -> N
     assert hint.endswith(f"as in {meant!r}")
 
 
-@pytest.mark.parametrize("pattern", ["", "orders/eu", "orders/+", "orders/#", "#", "a.b/c", "v1.2", "a*b/c"])
+@pytest.mark.parametrize("pattern", ["", "orders/eu", "orders/+", "#", "a/#/b", "a.b/c", "v1.2", "a*b/c"])
 def test_patterns_of_ours_are_not(pattern: str) -> None:
     assert list(hints(pattern, "")) == []
 

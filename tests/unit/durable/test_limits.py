@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Reader
 
-from postroad.config import BrokerConfig
 from postroad.durable.publisher.pubend import TABLE
 from postroad.durable.publisher.pubend_rows import LIMITS, read_facts, refuse_lower_limits
 from postroad.errors import UsageError
@@ -19,7 +20,7 @@ def restart(net: DurableNet, limits: Limits) -> None:
     stored = net.disks[0].stored()
     refuse_lower_limits(stored.load(TABLE, read_facts), stored.streams, limits)
     net.kill(0)
-    net.config = BrokerConfig(limits=limits)
+    net.config = dataclasses.replace(net.config, limits=limits)
     net.start(0)
     net.wait(1)
 
