@@ -441,3 +441,13 @@ def test_nothing_that_is_said_of_queues_or_the_ring_breaks_the_broker(seed: int)
     assert taken > 50
     assert connections > 5
     world.honest_round_trip("honest", durable=False)
+
+
+def test_a_name_that_no_broker_would_take_is_refused_where_the_client_is() -> None:
+    """Passed on, it would be out of bounds, and this broker's fault."""
+    world = World(0, durable=False)
+    request = frames.Request(number=1, what="queues.dead", arguments={"inbox": "i" * 256})
+    effects = world.broker.handle([Received(HONEST, frames.encode(request))], world.now_us)
+    sent = [frames.decode(effect.data) for effect in effects if isinstance(effect, Send)]
+    (reply,) = [message for message in sent if isinstance(message, frames.Reply)]
+    assert (reply.code, "1 to 255 bytes" in reply.body) == ("usage", True)
