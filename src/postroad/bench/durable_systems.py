@@ -10,8 +10,8 @@ from postroad.bench.durable_sessions import ACK_EVENTS, AmqpDurable, JetStream, 
 from postroad.bench.processes import Running, free_port
 from postroad.bench.systems import (
     System,
-    found,
     own_version,
+    program,
     rabbit_version,
     start_postroad,
     start_rabbit,
@@ -33,7 +33,7 @@ def _start_mosquitto(running: Running, folder: Path, brokers: int) -> None:
         f"persistence_location {folder}/\nset_tcp_nodelay true\nmax_inflight_messages 0\n"
         "max_queued_messages 0\nmax_queued_bytes 0\nlog_type error\nuser root\n"
     )
-    running.wait_port(port, running.spawn([found("mosquitto"), "-c", str(config)], folder))
+    running.wait_port(port, running.spawn([program("mosquitto"), "-c", str(config)], folder))
 
 
 def _start_jetstream(sync: str) -> Callable[[Running, Path, int], None]:
@@ -45,7 +45,7 @@ def _start_jetstream(sync: str) -> Callable[[Running, Path, int], None]:
             f'host: "127.0.0.1"\nport: {port}\nping_interval: "1h"\nping_max: 100\n'
             f'jetstream {{ store_dir: "{folder}/store", max_buffered_msgs: 100000{sync} }}\n'
         )
-        running.wait_port(port, running.spawn([found("nats-server"), "-c", str(config)], folder))
+        running.wait_port(port, running.spawn([program("nats-server"), "-c", str(config)], folder))
         session = JetStream.connect(running.addresses[0], "setup")
         session.create_stream()
         session.close()

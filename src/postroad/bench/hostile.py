@@ -41,10 +41,10 @@ MODES: Final = ("plain", "durable")
 def chosen(names: str) -> list[str]:
     """The attacks whose names hold one of these words; all where there is none."""
     words = [word.strip() for word in names.split(",") if word.strip()]
-    found = [name for name in ATTACKS if not words or any(word in name for word in words)]
-    if not found:
+    attacks = [name for name in ATTACKS if not words or any(word in name for word in words)]
+    if not attacks:
         raise UsageError(f"no attack is called {names!r}; there are: {'; '.join(ATTACKS)}")
-    return found
+    return attacks
 
 
 def run(attacks: Sequence[str], seconds: float, tell: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -111,11 +111,11 @@ class _Honest:
         )
 
     def p99_us(self, phase: str) -> dict[str, float]:
-        found = {}
+        figures = {}
         for mode in MODES:
             delays = self.delays[mode, phase]
-            found[f"{mode}_p99_us_{phase}"] = float(np.percentile(delays, 99)) if delays else float("nan")
-        return found
+            figures[f"{mode}_p99_us_{phase}"] = float(np.percentile(delays, 99)) if delays else float("nan")
+        return figures
 
 
 async def _measure(

@@ -89,7 +89,7 @@ class Bench:
         self, workload: str, rows: int, unit: str, jobs: dict[str, Job]
     ) -> dict[str, list[Figures]]:
         """Every job once per round, after a warm-up; rates of `rows`, named by the unit."""
-        found: dict[str, list[Figures]] = {name: [] for name in jobs}
+        by_job: dict[str, list[Figures]] = {name: [] for name in jobs}
         for turn in range(1 - WARM_UPS, self._rounds + 1):
             for name, job in jobs.items():
                 self._tell(
@@ -97,8 +97,8 @@ class Bench:
                 )
                 figures = self._meter.run(job)
                 if turn:
-                    found[name].append(self._rates(figures, rows, unit))
-        return found
+                    by_job[name].append(self._rates(figures, rows, unit))
+        return by_job
 
     def _rates(self, figures: Figures, rows: int, unit: str) -> Figures:
         apart = figures["broker_cpu_s"] * 1e6 / rows
@@ -277,27 +277,29 @@ def _read(tables: Sequence[DataFrame], rows: int) -> None:
 def aims(rows: Sequence[Row]) -> list[tuple[str, float, float, bool]]:
     """(aim, measured, bound, met)."""
     by: dict[tuple[str, str], Row] = {(row["system"], row["workload"]): row for row in rows}
-    found: list[tuple[str, float, float, bool]] = []
+    results: list[tuple[str, float, float, bool]] = []
     source, empty = by["postroad", "source"], by["spark, empty rows", "source"]
     share = source["rows_per_s"] / empty["rows_per_s"]
-    found.append(("source, share of empty rows, at least", share, SOURCE_SHARE, share >= SOURCE_SHARE))
+    results.append(("source, share of empty rows, at least", share, SOURCE_SHARE, share >= SOURCE_SHARE))
     share = empty["cpu_us_per_row"] / (source["cpu_us_per_row"] - source["broker_cpu_us_per_row"])
     aim = "source, share by CPU without the broker's, at least"
-    found.append((aim, share, SOURCE_SHARE, share >= SOURCE_SHARE))
+    results.append((aim, share, SOURCE_SHARE, share >= SOURCE_SHARE))
     for filters in FILTERS[1:]:
         workload = f"trace, {filters} filters per id"
         ours, join = by["postroad", workload], by["exact-log join", workload]
         times = ours["ids_per_s"] / join["ids_per_s"]
         bound = SPEEDUP[filters]
-        found.append((f"trace of {filters} filters, times the join, at least", times, bound, times >= bound))
+        results.append(
+            (f"trace of {filters} filters, times the join, at least", times, bound, times >= bound)
+        )
         cpu = join["cpu_us_per_id"] / ours["cpu_us_per_id"]
-        found.append((f"trace of {filters} filters, times less CPU, at least", cpu, bound, cpu >= bound))
+        results.append((f"trace of {filters} filters, times less CPU, at least", cpu, bound, cpu >= bound))
         for log, kept in (("in Parquet", "stored_bytes_per_id"), ("of brokers", "entries_bytes_per_id")):
             less = join[kept] / ours["stored_bytes_per_id"]
             aim = f"stored, {filters} filters, times less than the log {log}"
-            found.append((aim, less, STORAGE, less >= STORAGE))
+            results.append((aim, less, STORAGE, less >= STORAGE))
     growth = [row for row in rows if "growth_exponent" in row]
     for row in growth:
         power = row["growth_exponent"]
-        found.append(("time grows as ids to the power, at most", power, LINEAR, power <= LINEAR))
-    return found
+        results.append(("time grows as ids to the power, at most", power, LINEAR, power <= LINEAR))
+    return results

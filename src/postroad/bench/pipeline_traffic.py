@@ -151,10 +151,10 @@ def _messages(homes: int, messages: int) -> Iterator[tuple[int, npt.NDArray[np.u
         ids = np.empty((count, 2), ">u8")
         ids[:, 0] = (number + 1 << 32) + home + 1
         ids[:, 1] = now_ms + time_ms << 16
-        for one in range(homes):
-            mine = ids[home == one]
+        for broker in range(homes):
+            mine = ids[home == broker]
             if len(mine):
-                yield one + 1, mine.view(np.uint8).reshape(-1, ID_BYTES)
+                yield broker + 1, mine.view(np.uint8).reshape(-1, ID_BYTES)
         sent += count
         now_ms += step_ms
 

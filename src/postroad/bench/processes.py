@@ -43,13 +43,13 @@ def descendants(roots: Iterable[int]) -> list[int]:
             children.setdefault(int(_stat(entry)[1]), []).append(entry)
         except (OSError, ValueError):
             continue  # it ended while we looked
-    found: list[int] = []
+    pids: list[int] = []
     waiting = list(roots)
     while waiting:
         pid = waiting.pop(0)
-        found.append(pid)
+        pids.append(pid)
         waiting += children.get(pid, [])
-    return found
+    return pids
 
 
 def cpu_seconds(pids: Iterable[int], *, ended: bool = False) -> float:

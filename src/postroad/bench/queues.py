@@ -36,8 +36,8 @@ from postroad.bench.rounds import Row, described, summary
 from postroad.bench.systems import (
     System,
     chosen,
-    found,
     own_version,
+    program,
     rabbit_version,
     serving,
     start_postroad,
@@ -83,7 +83,7 @@ def _start_jetstream(sync: str) -> Callable[[Running, Path, int], None]:
                 f'jetstream {{ store_dir: "{folder}/store{number}", max_buffered_msgs: 100000{sync} }}\n'
                 f'cluster {{ name: bench, listen: "127.0.0.1:{route}", routes: [{urls}] }}\n'
             )
-            started.append((port, running.spawn([found("nats-server"), "-c", str(config)], folder)))
+            started.append((port, running.spawn([program("nats-server"), "-c", str(config)], folder)))
         for port, log in started:
             running.wait_port(port, log)
 

@@ -46,7 +46,7 @@ def _program(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name, path=f"{os.environ['PATH']}:{_SBIN}")
 
 
-def found(name: str) -> str:
+def program(name: str) -> str:
     path = _program(name)
     if path is None:
         raise UsageError(f"{name} is not installed; `make bench-peers` installs the peers")
@@ -95,13 +95,13 @@ def _start_mosquitto(running: Running, folder: Path, brokers: int) -> None:
         f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
         "max_queued_messages 0\nmax_queued_bytes 0\nlog_type error\nuser root\n"
     )
-    running.wait_port(port, running.spawn([found("mosquitto"), "-c", str(config)], folder))
+    running.wait_port(port, running.spawn([program("mosquitto"), "-c", str(config)], folder))
 
 
 def _start_redis(running: Running, folder: Path, brokers: int) -> None:
     del brokers
     port = free_port()
-    command = [found("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    command = [program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--appendonly", "no", "--dir", str(folder)]
     command += ["--client-output-buffer-limit", "pubsub 0 0 0"]
     running.wait_port(port, running.spawn(command, folder))
@@ -112,7 +112,7 @@ def _start_nats(running: Running, folder: Path, brokers: int) -> None:
     port = free_port()
     config = folder / "nats.conf"
     config.write_text(f'host: "127.0.0.1"\nport: {port}\nping_interval: "1h"\nping_max: 100\n')
-    running.wait_port(port, running.spawn([found("nats-server"), "-c", str(config)], folder))
+    running.wait_port(port, running.spawn([program("nats-server"), "-c", str(config)], folder))
 
 
 def start_rabbit(running: Running, folder: Path, brokers: int) -> None:
@@ -120,7 +120,7 @@ def start_rabbit(running: Running, folder: Path, brokers: int) -> None:
     names_port = free_port()
     # Erlang's name server would stay behind as a daemon; started here it ends with the rest.
     names = running.spawn(
-        [found("epmd"), "-port", str(names_port), "-address", "127.0.0.1"], folder, measured=False
+        [program("epmd"), "-port", str(names_port), "-address", "127.0.0.1"], folder, measured=False
     )
     running.wait_port(names_port, names)
     running.addresses.clear()

@@ -179,7 +179,7 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
             taken, missing = workloads.beside(
                 systems[names[0]], [running for _, _, running in served], SETTLE_S + together_s, BESIDE_RATE
             )
-            sittings.append([_settled(one) for one in taken])
+            sittings.append([_settled(measured) for measured in taken])
             lost += missing
     rows: list[Row] = []
     none, *_ = beside = list(zip(*sittings, strict=True))
@@ -190,14 +190,14 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
         row |= {"version": tried.version(), "settings": tried.settings, "syncs": tried.syncs}
         if name in STRATEGIES[1:]:
             tell(f"what {name} stores")
-            held = stored(
+            volume = stored(
                 TrackingConfig(strategy=name),
                 seconds=STORED_S,
                 publishers=200,
                 subscribers=500,
                 rate=workloads.RATE,
             )
-            row["stored_bits_per_key"] = held.bits_per_key
+            row["stored_bits_per_key"] = volume.bits_per_key
         rows.append(row)
     return rows
 
@@ -239,8 +239,8 @@ def side_by_side(own: Sequence[Beside], none: Sequence[Beside]) -> Row:
             ours_s, base_s = ours_s + cpu[0][spent].sum(), base_s + cpu[1][spent].sum()
         p99 = [np.percentile(np.concatenate(of), 99) for of in zip(*chosen, strict=True)]
         drawn.append((_over(p99[0], p99[1]), _over(ours_s, base_s)))
-    taken, without = (np.concatenate([one.latencies[:, 1] for one in of]) for of in (own, none))
-    used_s, base_s = (float(sum(one.cpu.sum() for one in of)) for of in (own, none))
+    taken, without = (np.concatenate([measured.latencies[:, 1] for measured in of]) for of in (own, none))
+    used_s, base_s = (float(sum(measured.cpu.sum() for measured in of)) for of in (own, none))
     row: Row = {
         "beside_p50_us": float(np.percentile(taken, 50)) / 1000,
         "beside_p99_us": float(np.percentile(taken, 99)) / 1000,
@@ -250,14 +250,14 @@ def side_by_side(own: Sequence[Beside], none: Sequence[Beside]) -> Row:
     differences = (_over(row["beside_p99_us"], base_us), _over(used_s, base_s))
     for name, difference, around in zip(BESIDE, differences, zip(*drawn, strict=True), strict=True):
         row[name] = difference
-        row[f"{name}_interval"] = [float(one) for one in np.percentile(around, (2.5, 97.5))]
+        row[f"{name}_interval"] = [float(bound) for bound in np.percentile(around, (2.5, 97.5))]
     return row
 
 
 def _seconds(taken: Beside) -> list[Latencies]:
     """How long events took, by the second in which they left."""
     at = taken.latencies[:, 0] // SECOND_NS
-    return [taken.latencies[at == one, 1] for one in range(int(at.min()), int(at.max()) + 1)]
+    return [taken.latencies[at == second, 1] for second in range(int(at.min()), int(at.max()) + 1)]
 
 
 def _over(ours: float, base: float) -> float:
@@ -320,5 +320,5 @@ def _within(row: Row, name: str, bound: float) -> tuple[float, float, str]:
     return row[name], bound, MET if high <= bound else MISSED if low > bound else NOT_SHOWN
 
 
-def _met(met: bool) -> str:
-    return MET if met else MISSED
+def _met(holds: bool) -> str:
+    return MET if holds else MISSED

@@ -4,8 +4,8 @@ to V5).
 A broker advertises itself here, again and again; what is not renewed expires. The node pings those it knows,
 which measures their distance and their clocks. A request that is admitted goes to the closest and to the
 farthest broker of every network that is known here, so that it travels through each from both ends; an
-unconnected broker is a network of its own. Later attempts of the same request enter at more brokers, since
-the first ones may be dead. The brokers answer the requester themselves.
+unconnected broker is a network of its own. Later attempts of the same request that come here enter at more
+brokers, since the first ones may be dead. The brokers answer the requester themselves.
 
 Nothing is sent to an address that has not shown that it receives there, but for a cookie that is no longer
 than what it answers.
@@ -22,9 +22,9 @@ from postroad.clocks import ClockOffset
 from postroad.delays import Delays
 from postroad.discovery.envelopes import Envelopes, Opened, Sealer
 from postroad.discovery.gate import Gate, Verdict
-from postroad.discovery.memory import Memory
+from postroad.discovery.memory import REMEMBERED, Memory
 from postroad.discovery.policy import Policy, credential
-from postroad.discovery.rates import Rate
+from postroad.discovery.rates import Rates
 from postroad.discovery.settings import check_realms
 from postroad.errors import BugError, PeerError
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
@@ -51,7 +51,6 @@ MAX_INJECTIONS: Final = 64  # of one attempt
 PING_US: Final = 10 * SECOND_US
 SILENT_US: Final = 25 * SECOND_US  # without a pong: no request is passed on there if another broker is left
 ANNOUNCE_US: Final = 20 * SECOND_US
-REQUESTS_A_SECOND: Final = 5_000
 COUNTERS: Final = (
     "requests_total",
     "requests_refused_total",
@@ -75,7 +74,7 @@ class NodeSettings:
     regions: tuple[str, ...] = ()  # geographies, or beginnings of them, that are of interest; none: all
     announce: tuple[Endpoint, ...] = ()  # brokers that a private node makes itself known to (spec V3)
     token: str = ""  # shown to those
-    remember: int = 1_000
+    remember: int = REMEMBERED
 
     def __post_init__(self) -> None:
         check_realms(self.realms)
@@ -111,7 +110,7 @@ class DiscoveryNode:
         self._gate = Gate(policy, self._envelopes, draw)
         self._brokers: dict[int, _Broker] = {}  # by number, at most MAX_BROKERS
         self._memory = Memory(settings.remember)
-        self._rate = Rate(REQUESTS_A_SECOND)
+        self._rates = Rates()
         self._announced: dict[Endpoint, bytes] = dict.fromkeys(settings.announce, b"")  # -> UUID of it
         self._announce_us = 0
         self._ping_us = 0  # when the next ping is due
@@ -142,7 +141,7 @@ class DiscoveryNode:
     # ---- datagrams
 
     def _on_datagram(self, datagram: Datagram, now_us: int) -> None:
-        if not self._rate.admits(now_us):
+        if not self._rates.admits(datagram.data, now_us):
             self._counters["dropped_total"] += 1
             return
         try:
@@ -180,9 +179,10 @@ class DiscoveryNode:
         source = datagram.source
         if not self._admits(message, opened, datagram, now_us):
             return
-        if self._memory.is_new(message.uuid, message.attempt):
+        attempts = self._memory.attempts(message.uuid, message.attempt)
+        if attempts:
             self._counters["requests_total"] += 1
-            for broker in self._entries(message.attempt, now_us):
+            for broker in self._entries(attempts, now_us):
                 self._inject(message, opened.certificate, source, broker)
         acknowledge = Acknowledge(uuid=message.uuid, attempt=message.attempt, brokers=self._expected(now_us))
         self._send(source, acknowledge, message.key)
@@ -216,11 +216,11 @@ class DiscoveryNode:
             found.append(sorted(heard, key=_distance))
         return sorted(found, key=lambda members: _distance(members[0]))
 
-    def _entries(self, attempt: int, now_us: int) -> list[_Broker]:
+    def _entries(self, attempts: int, now_us: int) -> list[_Broker]:
         """Where a request is passed on: the closest and the farthest of each network, then more between."""
         entries: list[_Broker] = []
         for members in self._networks(now_us):
-            count = min(len(members), 2 * attempt)
+            count = min(len(members), 2 * attempts)
             if count == 1:
                 entries.append(members[0])
             else:

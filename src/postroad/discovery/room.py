@@ -27,7 +27,7 @@ from postroad.discovery.envelopes import Envelopes, Opened, Sealer
 from postroad.discovery.gate import Gate, Verdict
 from postroad.discovery.memory import Memory
 from postroad.discovery.policy import Policy, credential
-from postroad.discovery.rates import Rate
+from postroad.discovery.rates import Rates
 from postroad.discovery.search import MAX_KNOWN, Search, Stage
 from postroad.discovery.settings import MAX_NODES, DiscoveryConfig
 from postroad.errors import BugError, PeerError
@@ -63,7 +63,6 @@ from postroad.wire.frames import Discover, encode
 
 TABLE: Final = "discovery_targets"  # endpoint of a broker that was found last -> nothing
 MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
-REQUESTS_A_SECOND: Final = 5_000
 RETRY_US: Final = SECOND_US  # of an advertisement that is not confirmed
 SEARCH_FIRST_US: Final = 5 * SECOND_US  # before looking for brokers to link with again
 SEARCH_LAST_US: Final = 60 * SECOND_US
@@ -142,7 +141,7 @@ class Discovery:
         )
         self._gate = Gate(policy, self._envelopes, draw)
         self._memory = Memory(config.remember)
-        self._rate = Rate(REQUESTS_A_SECOND)
+        self._rates = Rates()
         self._usage = Usage()
         self._secret = b""  # what discovery nodes pass requests on with; drawn when it is first needed
         self._group = endpoint(config.group) if config.group else None
@@ -179,7 +178,7 @@ class Discovery:
     # ---- datagrams
 
     def _on_datagram(self, turn: Turn, datagram: Datagram) -> None:
-        if not self._rate.admits(turn.now_us):
+        if not self._rates.admits(datagram.data, turn.now_us):
             self._counters["dropped"] += 1
             return
         try:
@@ -276,7 +275,7 @@ class Discovery:
 
     def _process(self, turn: Turn, request: Discover, source: Peer | None) -> None:
         """Answer it and pass it on, once."""
-        if not self._memory.is_new(request.uuid, request.attempt):
+        if not self._memory.attempts(request.uuid, request.attempt):
             return
         self._counters["requests"] += 1
         if self._gate.policy.admits(

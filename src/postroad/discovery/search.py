@@ -4,10 +4,11 @@ V7).
 GATHERING: the request goes to the discovery nodes; to the multicast group and to the brokers of last time
 where there are no nodes, or where none has said a word for `retransmit_us`. Whoever is asked sends a cookie
 first, which shows it that we receive here, and shows us how far its clock is from ours. The request is
-repeated after silence. It is enough when as many have answered as the discovery node, or those who answered,
-say there are; or the most that we asked for; or when nothing new came for a while. Without a discovery node
-others may be about to send their first cookie: that is waited for as long as the slowest cookie took, which
-has mostly passed by the time that responses come.
+repeated after silence, later and later and at random times: where a crowd asks a node more than it answers,
+those who were dropped must not come back all at once. It is enough when as many have answered as the
+discovery node, or those who answered, say there are; or the most that we asked for; or when nothing new came
+for a while. Without a discovery node others may be about to send their first cookie: that is waited for as
+long as the slowest cookie took, which has mostly passed by the time that responses come.
 
 PINGING: the target set is pinged, all of it at once and several times. Who has not answered when the limit of
 "as near as the nearest" has passed is not that near, unless its pings were lost: those whose estimated delay
@@ -46,6 +47,7 @@ from postroad.wire.discovery import (
 MAX_CONTACTS: Final = 256  # nodes and brokers that are asked by one search
 MAX_KNOWN: Final = 32  # brokers of last time that are asked
 PERSISTENT: Final = 3  # attempts, before those who should answer and do not are given up
+GATHER_SHARE: Final = 0.9  # of the timeout: what is left is for the pings
 QUIET_US: Final = 2 * MILLISECOND_US  # at least, without news before nobody else is expected
 PING_EVERY_US: Final = MILLISECOND_US // 4
 GRACE_US: Final = 2 * MILLISECOND_US  # machines are busy, too
@@ -123,6 +125,7 @@ class Search:
         self._slowest_cookie_us = self._cookie_us = 0  # likewise of the cookies; when the last one came
         self._rounds = 0  # of pings
         self._started_us = self._attempt_us = self._news_us = self._round_us = self._ticked_us = 0
+        self._repeat_us = self._answered_us = 0  # the next attempt; the first response
         self._marks: dict[str, int] = {}  # phase -> when it was over
         self._out: list[SendTo] = []
         self.stage = Stage.GATHERING
@@ -165,9 +168,9 @@ class Search:
         over_us = self._started_us + self._settings.timeout_us
         if self.stage is Stage.PINGING:
             return min(over_us, self._round_over_us())
-        due = [over_us, self._repeat_us()]
+        due = [over_us, self._repeat_us]
         if self._candidates:
-            due += [self._met_us(), self._quiet_us(), self._started_us + self._settings.gather_us]
+            due += [self._met_us(), self._quiet_us(), self._gathered_us()]
         # What has passed without ending anything waits for something else.
         return min((one for one in due if one > self._ticked_us), default=over_us)
 
@@ -178,7 +181,7 @@ class Search:
                 self._begin_pinging(now_us)
             elif now_us >= self._started_us + self._settings.timeout_us:
                 self._fail(self._nobody())
-            elif now_us >= self._repeat_us():
+            elif now_us >= self._repeat_us:
                 self._ask(now_us)
         elif self.stage is Stage.PINGING:
             if now_us >= self._started_us + self._settings.timeout_us:
@@ -193,6 +196,7 @@ class Search:
         self._attempt += 1
         self._attempt_us = now_us
         self._asked_us.append(now_us)
+        self._repeat_us = self._next_repeat_us(now_us)
         answered = any(contact.cookie for contact in self._contacts.values())
         if not answered and (self._attempt > 1 or not self._contacts):
             for endpoint in self._known:
@@ -217,11 +221,12 @@ class Search:
         )
         return self._envelopes.pack(request, contact.key)
 
-    def _repeat_us(self) -> int:
-        """When the request is to be repeated; after some attempts later and later."""
+    def _next_repeat_us(self, now_us: int) -> int:
+        """Half to one and a half times `retransmit_us` from now; after some attempts later and later."""
         if self._attempt >= MAX_ATTEMPTS:
             return self._started_us + self._settings.timeout_us
-        return self._attempt_us + self._settings.retransmit_us * max(1, self._attempt - PERSISTENT)
+        wait_us = self._settings.retransmit_us
+        return now_us + (wait_us // 2 + self._draw(wait_us)) * max(1, self._attempt - PERSISTENT)
 
     # ---- what comes
 
@@ -266,6 +271,7 @@ class Search:
             before.delay_us = min(before.delay_us, delay_us)
         elif len(self._candidates) < self._settings.responses and self.stage is Stage.GATHERING:
             self._news_us = now_us
+            self._answered_us = self._answered_us or now_us
             began_us = self._asked_us[min(message.attempt, self._attempt) - 1]
             self._slowest_us = max(self._slowest_us, now_us - began_us)
             host, port = source
@@ -283,7 +289,7 @@ class Search:
         count = len(self._candidates)
         if not count:
             return False
-        if count >= self._settings.responses or now_us >= self._started_us + self._settings.gather_us:
+        if count >= self._settings.responses or now_us >= self._gathered_us():
             return True
         networks: dict[int, int] = {}
         for one in self._candidates.values():
@@ -293,6 +299,12 @@ class Search:
             acknowledged = any(contact.acknowledged for contact in self._contacts.values())
             return acknowledged or now_us >= (self._met_us() if self._all_met() else self._quiet_us())
         return self._attempt > PERSISTENT and now_us >= self._quiet_us()
+
+    def _gathered_us(self) -> int:
+        """When those who have not answered are no longer waited for, and there is still time to ping."""
+        settings = self._settings
+        last_us = self._started_us + int(settings.timeout_us * GATHER_SHARE)
+        return min(self._answered_us + settings.gather_us, last_us)
 
     def _all_met(self) -> bool:
         """Whether all who sent a cookie are brokers that have answered; a discovery node will say how many

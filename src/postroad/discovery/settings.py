@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Final
 
+from postroad.discovery.memory import REMEMBERED
 from postroad.errors import UsageError
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.discovery import MAX_LIFETIME_S, MAX_PLACE_BYTES
@@ -40,7 +41,7 @@ class SearchSettings:
     responses: int = 100  # after which no more are waited for
     targets: int = 10  # that are pinged
     pings: int = 3  # to each of them
-    retransmit_us: int = 300 * MILLISECOND_US  # after silence
+    retransmit_us: int = 300 * MILLISECOND_US  # after silence, on average
     weights: Weights = field(default_factory=Weights)
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class DiscoveryConfig:
     institution: str = ""
     realms: tuple[str, ...] = ()  # networks such as 10.0.0.0/8 whose requests are answered; none: all
     private_nodes: bool = False  # advertise to private discovery nodes that announce themselves (spec V3)
-    remember: int = 1_000  # requests of which a repetition is recognised
+    remember: int = REMEMBERED  # requests of which a repetition is recognised
     advertise_us: int = 20 * SECOND_US
     lifetime_s: int = 60  # of an advertisement that is not renewed
     search: SearchSettings = field(default_factory=SearchSettings)

@@ -155,8 +155,8 @@ class Retiring:
         self._unsaved.append(_Unsaved(broker, done))
 
     def _restore(self, turn: Turn, brokers: list[int]) -> None:
-        """These do not count as retired any more. A start that finds the row of one would ignore its claims
-        until it is heard of, so a save that fails is repeated."""
+        """These brokers do not count as retired any more. A restart that finds the row of one would ignore
+        its claims until it speaks, so this broker repeats a save that fails."""
         for broker in brokers:
             self._retired.pop(broker, None)
         if brokers and self._has_disk:
@@ -169,7 +169,7 @@ class Retiring:
             self._restore_us = turn.now_us + SECOND_US
 
     def _save(self, turn: Turn) -> None:
-        """What is retired and not on disk yet; who is back meanwhile is not."""
+        """Save the retired brokers that are not on disk yet, without those that came back meanwhile."""
         unsaved, self._unsaved = self._unsaved, []
         saved_once, self._saved_once = self._saved_once, []
         rows = [(_U32.pack(row.broker), b"") for row in unsaved + saved_once if row.broker in self._retired]

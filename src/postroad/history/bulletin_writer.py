@@ -71,7 +71,7 @@ class BulletinWriter:
         self._why = why
 
     def tick(self, turn: Turn) -> None:
-        """What was published goes to the log; what was dropped is said."""
+        """Send what was published to the log, and note in the broker's own log how much was dropped."""
         if self._unstaged:
             self._unstaged = False
             self._publishing.stage(turn)

@@ -444,7 +444,7 @@ class History:
             self._refused = True
 
     def _make_good(self) -> None:
-        """Something was dropped: what a later bulletin can say again is said again."""
+        """The writer dropped bulletins: state everything anew that a later bulletin can repeat."""
         self._whole_map = True
         self._told_links = None
         self._sources.best_effort.restate()

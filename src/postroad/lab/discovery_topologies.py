@@ -133,11 +133,13 @@ def measure(shape: str, seconds: float, searches: int = SEARCHES) -> Figures:
 def limit_us(shape: str, client: str) -> int:
     """See the module's docstring."""
     reached = (
-        {HUB: distance_us(NODE, HUB)} if shape == "linear" else {one: distance_us(NODE, one) for one in SITES}
+        {HUB: distance_us(NODE, HUB)}
+        if shape == "linear"
+        else {place: distance_us(NODE, place) for place in SITES}
     )
     for _ in SITES:
-        for one, other in TOPOLOGIES[shape]:
-            for here, there in ((one, other), (other, one)):
+        for left, right in TOPOLOGIES[shape]:
+            for here, there in ((left, right), (right, left)):
                 if here in reached:
                     by_link = reached[here] + distance_us(here, there)
                     reached[there] = min(reached.get(there, by_link), by_link)

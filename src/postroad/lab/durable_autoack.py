@@ -120,15 +120,15 @@ def measure(made: Network, subscribers: int, seconds: float) -> Figures:
         in_flight=IN_FLIGHT,
         warm_s=1.0,
         seconds=seconds,
-        pids=tuple(one.pid for one in (made.phb, host)),
+        pids=tuple(broker.pid for broker in (made.phb, host)),
     )
     load = _Load(task, host)
     try:
         figures = load.run()
         for connection in load.subscribers:
             connection.answer()
-        sessions = [one.session for one in load.subscribers]
-        acked = {one.name: one.acked for one in sessions if isinstance(one, AutoAck)}
+        sessions = [subscriber.session for subscriber in load.subscribers]
+        acked = {session.name: session.acked for session in sessions if isinstance(session, AutoAck)}
         deadline = time.monotonic() + HEARD_S
         while _unsaved(host, acked) and time.monotonic() < deadline:
             time.sleep(0.1)  # the last acknowledgements are on their way to the broker

@@ -58,7 +58,7 @@ def _follow(crowd: Crowd, made: Network, story: Story, began: float) -> None:
     """Every quarter of a second: rate, processor time, and what the SHB says of one pubend."""
     shb, pubend = made.shbs[0], pubend_text(crowd.pubends[0])
 
-    def told(answer: dict[str, Any]) -> None:
+    def note(answer: dict[str, Any]) -> None:
         seen = look(answer, pubend, time.monotonic() - began)
         if seen is not None and apart(story.looks, seen, WATCH_S):
             story.looks.append(seen)
@@ -74,7 +74,7 @@ def _follow(crowd: Crowd, made: Network, story: Story, began: float) -> None:
         sampled = (now, made.phb.cpu_s(), shb.cpu_s())
         crowd.after(WATCH_S, lambda: sample(*sampled))
 
-    crowd.watch(shb, "subs", WATCH_S, told)
+    crowd.watch(shb, "subs", WATCH_S, note)
     start = (time.monotonic(), made.phb.cpu_s(), shb.cpu_s())
     crowd.after(WATCH_S, lambda: sample(*start))
 

@@ -400,7 +400,7 @@ class Crowd:
             if session.reply:
                 session.socket.sendall(session.reply)
                 session.reply.clear()
-        if isinstance(session, _Watcher) and (session.told or not size):
+        if isinstance(session, _Watcher) and (session.answered or not size):
             del self._by_descriptor[session.socket.fileno()]
             self._poll.unregister(session.socket)
             session.close()
@@ -412,11 +412,11 @@ class _Watcher(_Session):
     """One question to a broker."""
 
     tell: Tell
-    told = False
+    answered = False
 
     def _control(self, message: frames.Message) -> None:
         if isinstance(message, frames.Reply):
-            self.told = True
+            self.answered = True
             self.tell(answer(message))
         else:
             super()._control(message)

@@ -98,7 +98,7 @@ def disconnecting(seconds: float, tell: Callable[[str], None]) -> Seen:
             crowd.run(1.0)
             began = time.monotonic()
 
-            def told(answer: dict[str, Any]) -> None:
+            def note(answer: dict[str, Any]) -> None:
                 seen = look(answer, pubend, time.monotonic() - began)
                 if seen is not None and apart(looks, seen, WATCH_S):
                     looks.append(seen)
@@ -107,7 +107,7 @@ def disconnecting(seconds: float, tell: Callable[[str], None]) -> Seen:
                 crowd.leave(subscriber)
                 crowd.after(away_s, lambda: crowd.come_back(subscriber))
 
-            crowd.watch(shb, "subs", WATCH_S, told)
+            crowd.watch(shb, "subs", WATCH_S, note)
             first, last = seconds * QUIET, max(seconds * (1 - QUIET) - away_s, seconds * QUIET)
             for number, subscriber in enumerate(crowd.subscribers):
                 at_s = first + (last - first) * number / SUBSCRIBERS
@@ -132,7 +132,7 @@ def disconnecting(seconds: float, tell: Callable[[str], None]) -> Seen:
 
 def run_catchup(seconds: float, out: Path | None, tell: Callable[[str], None]) -> tuple[Figures, Figures]:
     seen = disconnecting(seconds, tell)
-    took = [one for _, one in seen.caught_up]
+    took = [took_s for _, took_s in seen.caught_up]
     p10, p50, p90 = np.percentile(took, (10, 50, 90))
     measured = {
         "catchups": float(len(took)),
@@ -152,18 +152,18 @@ def run_catchup(seconds: float, out: Path | None, tell: Callable[[str], None]) -
 
 def run_rates(seconds: float, out: Path | None, tell: Callable[[str], None]) -> tuple[Figures, Figures]:
     seen = disconnecting(seconds, tell)
-    looks = [one for one in seen.looks if one.at_s <= seconds]
+    looks = [glance for glance in seen.looks if glance.at_s <= seconds]
     if len(looks) < 3:
         raise UnavailableError("the subscriber hosting broker hardly answered: the machine is too busy")
     measured: Figures = {}
     for name in ("latest_delivered", "released"):
-        found = rates(looks, name)
+        per_s = rates(looks, name)
         whole = (getattr(looks[-1], name) - getattr(looks[0], name)) / 1000
         measured |= {
             f"{name}_ms_per_s": whole / (looks[-1].at_s - looks[0].at_s),
-            f"{name}_least_ms_per_s": min(found),
-            f"{name}_most_ms_per_s": max(found),
-            f"{name}_deviation_ms_per_s": statistics.pstdev(found),
+            f"{name}_least_ms_per_s": min(per_s),
+            f"{name}_most_ms_per_s": max(per_s),
+            f"{name}_deviation_ms_per_s": statistics.pstdev(per_s),
         }
     if out is not None:
         from postroad.lab.durable_figures import draw_rates

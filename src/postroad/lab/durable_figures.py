@@ -88,7 +88,8 @@ def draw_crash(story: Story, out: Path) -> None:
     for axes, name in ((above, "latest_delivered"), (below, "released")):
         base = getattr(story.looks[0], name)
         axes.plot(
-            [one.at_s for one in story.looks], [(getattr(one, name) - base) / 1e6 for one in story.looks]
+            [glance.at_s for glance in story.looks],
+            [(getattr(glance, name) - base) / 1e6 for glance in story.looks],
         )
         axes.set(ylabel="tick s", title=name)
         for mark in marks:
@@ -101,7 +102,9 @@ def draw_crash(story: Story, out: Path) -> None:
     above.plot(moments, [(b[1] - a[1]) / (b[0] - a[0]) / 1000 for a, b in pairwise(story.received)])
     above.set(ylabel="thousand events/s", title="all subscribers")
     for column, label in ((1, "PHB"), (2, "SHB")):
-        below.plot([one[0] for one in story.idle], [one[column] * 100 for one in story.idle], label=label)
+        below.plot(
+            [sample[0] for sample in story.idle], [sample[column] * 100 for sample in story.idle], label=label
+        )
     below.set(xlabel="s", ylabel="idle, % of a core", ylim=(0, 105))
     below.legend()
     figure.suptitle("Figure 8. Event rate and processor use")

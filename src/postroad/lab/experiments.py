@@ -33,8 +33,8 @@ class Experiment:
 
 
 EXPERIMENTS: Final = {
-    one.name: one
-    for one in (
+    experiment.name: experiment
+    for experiment in (
         Experiment(
             name="tracking-table2",
             about="Jun and Astley, section 5: latency and storage of the 21 rows of Table 2; figures 1, 3-5",

@@ -89,8 +89,8 @@ def _run(shape: Shape, seconds: float, out: Path | None, tell: Callable[[str], N
             ("dying", shape, RepairSettings(), shape.publishers // 3),
         ):
             tell(f"{name}: {label} with seed {seed}, {seconds:g} s of virtual time")
-            found = figures_of(Network(run_shape, settings, seed=seed, dying=dying).run(seconds))
-            figures.update({f"seed{seed}.{label}.{key}": found[key] for key in OF_OTHER_SEEDS})
+            run_figures = figures_of(Network(run_shape, settings, seed=seed, dying=dying).run(seconds))
+            figures.update({f"seed{seed}.{label}.{key}": run_figures[key] for key in OF_OTHER_SEEDS})
     ours, paper = runs["ours"], runs["r10"]
     figures |= {
         "recovered_share": figures["ours.recovered_share"],

@@ -302,7 +302,7 @@ class Publisher:
             return
         for named in core.tick(network.now_us):
             if named.receivers:
-                targets = [int.from_bytes(one, "big") for one in named.receivers]
+                targets = [int.from_bytes(receiver, "big") for receiver in named.receivers]
             else:
                 targets = list(network.receivers)
             network.repair_traffic(self.number, targets, named)
@@ -398,15 +398,15 @@ class Subscriber:
         for publisher, sequence, bits in core.take_content():
             neighbours.want(publisher, sequence, bits, now)
         for named in neighbours.tick(now, now):
-            targets = [int.from_bytes(one, "big") for one in named.receivers]
+            targets = [int.from_bytes(receiver, "big") for receiver in named.receivers]
             if named.bits is not None and not targets:
-                targets = [one for one in network.may_want(named.bits) if one != self.number]
+                targets = [target for target in network.may_want(named.bits) if target != self.number]
             if isinstance(named.message, Ask):
                 network.counts.asked += 1
                 key = (named.message.publisher, named.message.sequence)
                 hit = any(
-                    (one := network.receivers[target].neighbours) is not None
-                    and one.cache.get(*key) is not None
+                    (asked := network.receivers[target].neighbours) is not None
+                    and asked.cache.get(*key) is not None
                     for target in targets
                 )
                 network.counts.hits += hit

@@ -69,19 +69,19 @@ class Row:
         return f"{kind}_{self.buffer // 1000}k_tp{self.tp_s}"
 
     @property
-    def held(self) -> int:
+    def buffer_messages(self) -> int:
         """Messages that a buffer takes."""
         return self.n or self.buffer // ID_BYTES
 
     @property
     def stored_at_once(self) -> int:
         """Messages in a buffer when it is stored."""
-        return min(self.held, RATE * self.tp_s)
+        return min(self.buffer_messages, RATE * self.tp_s)
 
     def config(self) -> TrackingConfig:
         if self.strategy == "none":
             return TrackingConfig(strategy="none")
-        filling_us = min(self.held * SECOND_US // RATE, self.tp_s * SECOND_US)
+        filling_us = min(self.buffer_messages * SECOND_US // RATE, self.tp_s * SECOND_US)
         common = TrackingConfig(strategy=self.strategy)
         return TrackingConfig(
             strategy=self.strategy,
@@ -93,7 +93,7 @@ class Row:
             jitter_us=MILLISECOND_US,
             adaptive=False,
             retain=False,
-            log_bytes=self.held * HISTORIES * ENTRY_BYTES,
+            log_bytes=self.buffer_messages * HISTORIES * ENTRY_BYTES,
         )
 
 
@@ -151,12 +151,12 @@ def measured_storage(row: Row) -> Figures:
     if row.strategy == "none":
         return {"bytes_per_message": 0.0, "gzip_bytes_per_message": 0.0, "forces_per_s": 0.0}
     seconds = max(LEAST_VIRTUAL_S, INTERVALS * row.tp_s)
-    held = stored(row.config(), seconds=seconds, publishers=PUBLISHERS, subscribers=SUBSCRIBERS, rate=RATE)
+    kept = stored(row.config(), seconds=seconds, publishers=PUBLISHERS, subscribers=SUBSCRIBERS, rate=RATE)
     return {
-        "bytes_per_message": held.bytes / held.messages,
-        "gzip_bytes_per_message": held.gzip_bytes / held.messages,
-        "forces_per_s": held.forces / seconds,
-        "full": held.full,
+        "bytes_per_message": kept.bytes / kept.messages,
+        "gzip_bytes_per_message": kept.gzip_bytes / kept.messages,
+        "forces_per_s": kept.forces / seconds,
+        "full": kept.full,
     }
 
 

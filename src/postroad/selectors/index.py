@@ -65,11 +65,11 @@ class MatchIndex:
     def release(self, selector: Selector) -> None:
         """Ends a `hold`."""
         number = self._numbers.get(selector, -1)
-        held = self._held.pop(number, 0)
-        if not held:
+        count = self._held.pop(number, 0)
+        if not count:
             raise UsageError(f"{selector} is not held in the index")
-        if held > 1:
-            self._held[number] = held - 1
+        if count > 1:
+            self._held[number] = count - 1
         elif self._engine.targets(number) == 0:
             self._delete(number)
 

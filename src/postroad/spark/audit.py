@@ -65,29 +65,29 @@ class Subscribed(msgspec.Struct, frozen=True, kw_only=True):
 def read_subscriptions(path: Path) -> list[Subscribed]:
     """Those that can be audited, from a file of JSON lines."""
     try:
-        found = noted_subscriptions(path)
+        subscriptions = noted_subscriptions(path)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}): make it with `postroad subs --json`, or name another"
         ) from None
-    return _auditable(found, str(path))
+    return _auditable(subscriptions, str(path))
 
 
 def landed_subscriptions(tables: Tables) -> list[Subscribed]:
     """Those that landing noted."""
-    found = [msgspec.convert(row, Subscribed) for row in tables.fetch("subscriptions").to_pylist()]
-    others = any(not one.name.startswith(LANDING) for one in found)
+    subscriptions = [msgspec.convert(row, Subscribed) for row in tables.fetch("subscriptions").to_pylist()]
+    others = any(not subscription.name.startswith(LANDING) for subscription in subscriptions)
     if not others and any(tables.files(table) for table in OTHER_MODES):
         return []  # there are queues or best-effort events, and nothing else
-    if not found:
+    if not subscriptions:
         raise UsageError(
             f"the lake at {tables.store} has no subscriptions: name a file of `postroad subs --json`"
         )
-    return _auditable(found, tables.store.table("subscriptions"))
+    return _auditable(subscriptions, tables.store.table("subscriptions"))
 
 
-def _auditable(found: Iterable[Subscribed], place: str) -> list[Subscribed]:
-    listed = [one for one in found if not one.name.startswith(LANDING)]
+def _auditable(subscriptions: Iterable[Subscribed], place: str) -> list[Subscribed]:
+    listed = [subscription for subscription in subscriptions if not subscription.name.startswith(LANDING)]
     if not 1 <= len(listed) <= MAX_SUBSCRIPTIONS:
         raise UsageError(f"{place} has {len(listed)} subscriptions, 1 to {MAX_SUBSCRIPTIONS} can be audited")
     return listed
@@ -95,17 +95,17 @@ def _auditable(found: Iterable[Subscribed], place: str) -> list[Subscribed]:
 
 def noted_subscriptions(path: Path) -> list[Subscribed]:
     """All in a file of JSON lines, the last of each name; UsageError says which line cannot be."""
-    found: dict[str, Subscribed] = {}
+    by_name: dict[str, Subscribed] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
-            one = msgspec.json.decode(line, type=Subscribed)
-            Selector.parse(one.topic, one.where)
+            subscription = msgspec.json.decode(line, type=Subscribed)
+            Selector.parse(subscription.topic, subscription.where)
         except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
             raise UsageError(f"line {number} of {path} is no subscription: {error}") from None
-        found[one.name] = one
-    return list(found.values())
+        by_name[subscription.name] = subscription
+    return list(by_name.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,9 @@ def audit(lake: Lake, subscriptions: Iterable[Subscribed], *, late_us: int = DEF
     if subscribed:
         lake.check("events", "deliveries")
     events = lake.read("events")
-    named = lake.spark.createDataFrame([(one.name,) for one in subscribed], "subscriber string")
+    named = lake.spark.createDataFrame(
+        [(subscription.name,) for subscription in subscribed], "subscriber string"
+    )
     reported = lake.read("deliveries").join(F.broadcast(named), "subscriber", "left_semi")
     given = _given(reported, subscribed).persist()
     wanted = _wanted(lake, events, subscribed)
@@ -164,14 +166,14 @@ def audit(lake: Lake, subscriptions: Iterable[Subscribed], *, late_us: int = DEF
         frame.select(F.lit(kind).alias("kind"), *columns) for kind, frame in kinds.items()
     ).persist()
     gaps = reported.filter("what = 'gap'")
-    again = given.filter("nth > 1 AND nth_in_session = 1")
-    counted = {"due": due, "delivered": first, "pending": pending, "gaps": gaps, "redelivered": again}
+    redelivered = given.filter("nth > 1 AND nth_in_session = 1")
+    counted = {"due": due, "delivered": first, "pending": pending, "gaps": gaps, "redelivered": redelivered}
     low, step_us = _steps(first)
     return Audit(
         faults=faults,
         summary=_summary(lake, subscribed, counted, faults, first),
         timeline=_timeline(first, low, step_us),
-        losses=_losses(faults, gaps, again, low, step_us),
+        losses=_losses(faults, gaps, redelivered, low, step_us),
         flows=first.groupBy("origin", "broker").count(),
         unseen=_unseen(lake.read("deliveries"), lake.read("queue_events")),
         queues=audit_queues(lake, late_us=late_us),
@@ -184,9 +186,9 @@ def _given(reported: DataFrame, subscribed: list[Subscribed]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    shared = [one.name for one in subscribed if one.shared]
+    shared = [subscription.name for subscription in subscribed if subscription.shared]
     order = ("at_us", "number", "position")
-    told = reported.filter("what = 'event'").withColumn("time_us", F.expr(_TIME_US))
+    events = reported.filter("what = 'event'").withColumn("time_us", F.expr(_TIME_US))
     ever = Window.partitionBy("subscriber", "id").orderBy(*order)
     once = Window.partitionBy("subscriber", "broker", "session", "id").orderBy(*order)
     before = (
@@ -194,7 +196,7 @@ def _given(reported: DataFrame, subscribed: list[Subscribed]) -> DataFrame:
         .orderBy(*order)
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    return told.select(
+    return events.select(
         "subscriber",
         F.col("subscriber").isin(shared).alias("shared"),
         *("id", "pubend", "tick", "broker", "origin", "at_us", "time_us"),
@@ -211,9 +213,11 @@ def _wanted(lake: Lake, events: DataFrame, subscribed: list[Subscribed]) -> Data
 
     by_selector: dict[Selector, int] = {}
     rows: list[tuple[int, str, int | None]] = []
-    for one in subscribed:
-        selector = Selector.parse(one.topic, one.where)
-        rows.append((by_selector.setdefault(selector, len(by_selector)), one.name, one.since_us))
+    for subscription in subscribed:
+        selector = Selector.parse(subscription.topic, subscription.where)
+        rows.append(
+            (by_selector.setdefault(selector, len(by_selector)), subscription.name, subscription.since_us)
+        )
     names = lake.spark.createDataFrame(rows, "selector int, subscriber string, since_us bigint")
     numbered = list(by_selector.items())
     parts: list[DataFrame] = []
@@ -258,7 +262,7 @@ def _summary(
     from pyspark.sql import functions as F
 
     everyone = lake.spark.createDataFrame(
-        [(one.name, one.topic or "#", one.where) for one in subscribed],
+        [(subscription.name, subscription.topic or "#", subscription.where) for subscription in subscribed],
         "subscriber string, topic string, `where` string",
     )
     tallies = [frame.select("subscriber", F.lit(name).alias("what")) for name, frame in counted.items()]
@@ -305,14 +309,14 @@ def _timeline(first: DataFrame, low: int, step_us: int) -> DataFrame:
     )
 
 
-def _losses(faults: DataFrame, gaps: DataFrame, again: DataFrame, low: int, step_us: int) -> DataFrame:
+def _losses(faults: DataFrame, gaps: DataFrame, redelivered: DataFrame, low: int, step_us: int) -> DataFrame:
     """A missing event counts at the time it was published, the rest when a broker sent it or told of it."""
-    found = [
+    kinds = [
         faults.selectExpr(f"coalesce(at_us, {_TIME_US}) AS at_us", "kind AS what"),
         gaps.selectExpr("at_us", "'gaps' AS what"),
-        again.selectExpr("at_us", "'redelivered' AS what"),
+        redelivered.selectExpr("at_us", "'redelivered' AS what"),
     ]
-    placed = _together(found).selectExpr(f"{_step('at_us', low, step_us)} AS at", "what")
+    placed = _together(kinds).selectExpr(f"{_step('at_us', low, step_us)} AS at", "what")
     return placed.groupBy("at").pivot("what", list(LOSSES)).count().na.fill(0).orderBy("at")
 
 
@@ -347,8 +351,8 @@ def _aggregates(**named: str) -> list[Column]:
 
 def _together(frames: Iterable[DataFrame]) -> DataFrame:
     first, *rest = frames
-    for one in rest:
-        first = first.unionByName(one)
+    for other in rest:
+        first = first.unionByName(other)
     return first
 
 

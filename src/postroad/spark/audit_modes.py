@@ -53,17 +53,17 @@ class BestEffortAudit:
 def audit_queues(lake: Lake, *, late_us: int) -> QueueAudit:
     from pyspark.sql import functions as F
 
-    told = lake.read("queue_events").selectExpr(
+    events = lake.read("queue_events").selectExpr(
         "*", f"{_SESSION} AS session", f"{_NUMBER} AS place", f"at_us - {_TIME_US} AS latency_us"
     )
-    last_us = told.agg(F.max("at_us")).alias("end").selectExpr("`max(at_us)` AS last_us")
-    sent = told.filter("what = 'kept'")
+    last_us = events.agg(F.max("at_us")).alias("end").selectExpr("`max(at_us)` AS last_us")
+    sent = events.filter("what = 'kept'")
     kept = sent.groupBy("inbox", "id", "session", "place").agg(
         F.max("form").alias("form"), F.max("expires_us").alias("expires_us"), F.min("at_us").alias("at_us")
     )
-    given = _accepted(told, kept).persist()
+    given = _accepted(events, kept).persist()
     first = given.filter("nth = 1")
-    ended = told.filter("what IN ('accepted', 'dead')").select("inbox", "id").distinct()
+    ended = events.filter("what IN ('accepted', 'dead')").select("inbox", "id").distinct()
     open_ = kept.join(ended, ["inbox", "id"], "left_anti").crossJoin(F.broadcast(last_us))
     reached = first.groupBy("inbox", "session").agg(F.max("place").alias("reached"))
     left = open_.join(reached, ["inbox", "session"], "left").withColumn(
@@ -90,8 +90,8 @@ def audit_queues(lake: Lake, *, late_us: int) -> QueueAudit:
     counted = {
         "kept": kept,
         "accepted": first,
-        "rejected": told.filter("what = 'again'"),
-        "dead": told.filter("what = 'dead'"),
+        "rejected": events.filter("what = 'again'"),
+        "dead": events.filter("what = 'dead'"),
         "pending": left.filter("state = 'pending'"),
         "expired": left.filter("state = 'expired'"),
     }
@@ -109,7 +109,7 @@ def audit_queues(lake: Lake, *, late_us: int) -> QueueAudit:
     )
 
 
-def _accepted(told: DataFrame, kept: DataFrame) -> DataFrame:
+def _accepted(events: DataFrame, kept: DataFrame) -> DataFrame:
     """Every accept, which one of its message it is, and the last number that its consumer had before it."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -123,7 +123,7 @@ def _accepted(told: DataFrame, kept: DataFrame) -> DataFrame:
     )
     forms = kept.select("inbox", "id", F.col("form").alias("sent_as"))
     return (
-        told.filter("what = 'accepted'")
+        events.filter("what = 'accepted'")
         .drop("form")
         .join(forms, ["inbox", "id"], "left")
         .withColumnRenamed("sent_as", "form")

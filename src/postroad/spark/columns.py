@@ -41,18 +41,18 @@ Bytes = npt.NDArray[np.uint8]
 def event_columns(batch: EventBatch) -> pa.RecordBatch:
     """All rows of a batch."""
     rows = batch.count
-    found = columns(batch.data)
-    topic_offsets, topics, payload_offsets, payloads, map_offsets, name_offsets, names = found[:7]
+    parts = columns(batch.data)
+    topic_offsets, topics, payload_offsets, payloads, map_offsets, name_offsets, names = parts[:7]
     ids = np.frombuffer(batch.ids(), np.uint8).reshape(rows, ID_BYTES)
     text = id_characters(ids)
     time_ms = (ids[:, 8:].copy().view(">u8").ravel() >> 16).astype(np.int64)
     days = np.minimum(time_ms // DAY_MS, MAX_DAY).astype(np.int32)
     pubend = pubend_text(batch.pubend)
-    keys = _texts(len(found[7]), name_offsets, names)
+    keys = _texts(len(parts[7]), name_offsets, names)
     attributes = pa.MapArray.from_arrays(
         pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(map_offsets)]),
         keys,
-        _values(*found[7:]),
+        _values(*parts[7:]),
         type=EVENTS.field("attributes").type,
     )
     return pa.RecordBatch.from_arrays(
@@ -99,7 +99,9 @@ def _values(kinds: bytes, text_offsets: bytes, texts: bytes, numbers: bytes) -> 
     """Attribute values, each in the column of its type."""
     count = len(kinds)
     kind = np.frombuffer(kinds, np.uint8)
-    known = {one: pa.py_buffer(np.packbits(kind == one, bitorder="little").tobytes()) for one in range(4)}
+    known = {
+        number: pa.py_buffer(np.packbits(kind == number, bitorder="little").tobytes()) for number in range(4)
+    }
     set_bits = np.packbits(np.frombuffer(numbers, np.int64) != 0, bitorder="little").tobytes()
     values = pa.py_buffer(numbers)
     return pa.StructArray.from_arrays(

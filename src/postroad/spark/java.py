@@ -85,15 +85,15 @@ def _cache() -> Path:
 
 def _find() -> tuple[Path, int]:
     home = os.environ.get("JAVA_HOME", "")
-    found: list[str] = []
+    tried: list[str] = []
     for candidate in (Path(home) / "bin" / "java" if home else None, shutil.which("java"), _packaged()):
         if candidate is None or not os.access(candidate, os.X_OK):
             continue
         version = _version(Path(candidate))
         if version >= LEAST_VERSION:
             return Path(candidate), version
-        found.append(f"{candidate} is Java {version}" if version else f"{candidate} does not run")
-    why = f" ({', '.join(found)})" if found else ""
+        tried.append(f"{candidate} is Java {version}" if version else f"{candidate} does not run")
+    why = f" ({', '.join(tried)})" if tried else ""
     raise UnavailableError(
         f"Spark needs Java {LEAST_VERSION} or newer and none was found{why}: pip install 'postroad[spark]'"
         " brings one"
@@ -116,5 +116,5 @@ def _version(java: Path) -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = _VERSION.search(answer.stderr + answer.stdout)
-    return int(found[1]) if found else 0
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return int(match[1]) if match else 0

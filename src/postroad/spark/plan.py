@@ -55,7 +55,7 @@ class Observed:
 class Proposal:
     observed: Observed
     wish: Wish
-    found: Plan | Impossible
+    plan: Plan | Impossible
 
 
 def observe(lake: Lake) -> list[Observed]:
@@ -122,7 +122,7 @@ def propose(
         skew_us=_rounded(max(observed.skew_us, LEAST_SKEW_US)),
         jitter_us=_rounded(max(observed.jitter_us, LEAST_JITTER_US)),
     )
-    return Proposal(observed=observed, wish=wish, found=plan(wish))
+    return Proposal(observed=observed, wish=wish, plan=plan(wish))
 
 
 def _rounded(us: int) -> int:
@@ -131,19 +131,19 @@ def _rounded(us: int) -> int:
 
 def as_toml(proposal: Proposal) -> str:
     """A piece of configuration, the reason above each setting."""
-    seen, wish, found = proposal.observed, proposal.wish, proposal.found
+    seen, wish, proposed = proposal.observed, proposal.wish, proposal.plan
     lines = [
         f"# Proposed for broker {seen.name} ({seen.broker}) from {seen.filters} stored filters of"
         f" {seen.histories} histories.",
     ]
-    if isinstance(found, Impossible):
-        lines.append(f"# No Bloom filter can meet this: {found.reason}.")
-        for names, other in found.nearest:
+    if isinstance(proposed, Impossible):
+        lines.append(f"# No Bloom filter can meet this: {proposed.reason}.")
+        for names, other in proposed.nearest:
             values = " and ".join(f"{getattr(other, _FIELD[name]):g}" for name in names)
             lines.append(f"# With another {' and '.join(names)} it can: {values}.")
         lines += ["[tracking]", "# So everything is logged.", 'strategy = "exact"']
         return "\n".join(lines) + "\n"
-    shape = found.shape
+    shape = proposed.shape
     full = (
         "of the filters none was done yet"
         if seen.fill is None
@@ -155,20 +155,20 @@ def as_toml(proposal: Proposal) -> str:
         (
             "bits",
             shape.m,
-            f"m: {shape.m / shape.n:.3g} bits a message; the {found.w + 1} filters that can match one"
-            f" time are then wrong with {1 - found.accuracy:.2g}",
+            f"m: {shape.m / shape.n:.3g} bits a message; the {proposed.w + 1} filters that can match one"
+            f" time are then wrong with {1 - proposed.accuracy:.2g}",
         ),
         (
             "capacity",
             shape.n,
             f"n: the busiest history had {seen.rate:,.1f} keys a second, {HEADROOM:g} times that fill it in"
-            f" {found.lifetime_us / SECOND_US:.3g} s; {full}",
+            f" {proposed.lifetime_us / SECOND_US:.3g} s; {full}",
         ),
         ("hashes", shape.k, "k: the fewest false positives for these bits"),
-        ("persist", _duration(found.persist_us), f"Tp: a little longer than a filter lasts{crashes}"),
+        ("persist", _duration(proposed.persist_us), f"Tp: a little longer than a filter lasts{crashes}"),
         (
             "skew",
-            _duration(found.skew_us),
+            _duration(proposed.skew_us),
             f"Ts: publishers' clocks were off by up to {seen.skew_us / MILLISECOND_US:,.0f} ms"
             + (f"; {seen.wild} filters had times beyond all bounds" if seen.wild else ""),
         ),
@@ -203,8 +203,8 @@ def write_plans(proposals: list[Proposal], target: Path, *, repair: str = "") ->
     def write(path: str) -> None:
         folder = Path(path)
         folder.mkdir()
-        for one in proposals:
-            (folder / f"{one.observed.broker}.toml").write_text(as_toml(one))
+        for proposal in proposals:
+            (folder / f"{proposal.observed.broker}.toml").write_text(as_toml(proposal))
         if repair:
             (folder / "repair.toml").write_text(repair)
 

@@ -49,15 +49,15 @@ class RepairProposal:
 
 def observe_losses(lake: Lake) -> Losses | None:
     """None if no best-effort event was reported."""
-    found = audit_best_effort(lake)
-    published = sum(row["published"] for row in as_rows(found.published))
+    audit = audit_best_effort(lake)
+    published = sum(row["published"] for row in as_rows(audit.published))
     if not published:
         return None
-    receivers = [row for row in as_rows(found.receivers) if row["received"] + row["detected"]]
+    receivers = [row for row in as_rows(audit.receivers) if row["received"] + row["detected"]]
     wanted = [row["received"] + row["detected"] for row in receivers]
     return Losses(
         published=published,
-        link_loss=max((row["loss"] for row in as_rows(found.links)), default=0.0),
+        link_loss=max((row["loss"] for row in as_rows(audit.links)), default=0.0),
         receivers=len(receivers),
         loss=max(
             (row["detected"] / count for row, count in zip(receivers, wanted, strict=True)), default=0.0

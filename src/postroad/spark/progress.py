@@ -55,9 +55,9 @@ def watched(spark: SparkSession, doing: str) -> Iterator[None]:
                 progress.update(bar, completed=done, total=total, rows=f"{rows:,} rows, {rate:,.0f}/s")
 
         def hear(stages: Iterable[Any] | None, **_: object) -> None:
-            found = list(stages or ())
+            listed = list(stages or ())
             done, total, size = (
-                sum(getattr(one, name) for one in found)
+                sum(getattr(stage, name) for stage in listed)
                 for name in ("num_completed_tasks", "num_tasks", "num_bytes_read")
             )
             if total:
@@ -82,11 +82,11 @@ def running(spark: SparkSession) -> tuple[int, int, int]:
     """(tasks done, tasks, rows so far) of the stages that run now; nothing where Spark does not tell."""
     try:
         stages: Any = spark.sparkContext._jsc.sc().statusStore().activeStages()
-        found = [stages.apply(at) for at in range(stages.size())]
+        listed = [stages.apply(at) for at in range(stages.size())]
         return (
-            sum(one.numCompleteTasks() for one in found),
-            sum(one.numTasks() for one in found),
-            sum(max(one.inputRecords(), one.shuffleReadRecords()) for one in found),
+            sum(stage.numCompleteTasks() for stage in listed),
+            sum(stage.numTasks() for stage in listed),
+            sum(max(stage.inputRecords(), stage.shuffleReadRecords()) for stage in listed),
         )
     except Exception:
         # A session that ends closes this door under us. It is only a picture.

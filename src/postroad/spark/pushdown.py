@@ -50,50 +50,56 @@ class Pushed:
 
 def pushed(begun: Pushed, filters: Sequence[Filter], columns: dict[str, str]) -> Pushed:
     """With as many of the filters as brokers can apply; `columns` are name -> type of the attribute or ""."""
-    found = begun
-    for one in filters:
-        found = _with_topic(found, one)
-        condition = _condition(one, columns)
+    pushed_down = begun
+    for filter_ in filters:
+        pushed_down = _with_topic(pushed_down, filter_)
+        condition = _condition(filter_, columns)
         if condition:
-            both = f"({found.where}) AND ({condition})" if found.where else condition
+            both = f"({pushed_down.where}) AND ({condition})" if pushed_down.where else condition
             try:
-                Selector.parse(found.topic, both)
+                Selector.parse(pushed_down.topic, both)
             except UsageError:  # too long, or too deep
                 continue
-            found = replace(found, where=both)
-    return found
+            pushed_down = replace(pushed_down, where=both)
+    return pushed_down
 
 
-def _with_topic(found: Pushed, one: Any) -> Pushed:
-    if type(one).__name__ != "EqualTo" or len(one.attribute) != 1 or not isinstance(one.value, str):
-        return found
-    if one.attribute == ("pubend",):
-        wanted = frozenset({one.value})
-        return replace(found, pubends=wanted if found.pubends is None else found.pubends & wanted)
-    # Of `$postroad/...` there are rows that no broker has: gaps.
-    if one.attribute != ("topic",) or one.value.startswith(RESERVED):
-        return found
-    try:
-        Selector.parse(one.value, found.where)
-    except UsageError:
-        return found
-    if {"+", "#"} & set(one.value.split("/")) or (
-        found.topic and not pattern_matches(found.topic, one.value)
+def _with_topic(pushed_down: Pushed, filter_: Any) -> Pushed:
+    if (
+        type(filter_).__name__ != "EqualTo"
+        or len(filter_.attribute) != 1
+        or not isinstance(filter_.value, str)
     ):
-        return found
-    return replace(found, topic=one.value)
+        return pushed_down
+    if filter_.attribute == ("pubend",):
+        wanted = frozenset({filter_.value})
+        return replace(
+            pushed_down, pubends=wanted if pushed_down.pubends is None else pushed_down.pubends & wanted
+        )
+    # Of `$postroad/...` there are rows that no broker has: gaps.
+    if filter_.attribute != ("topic",) or filter_.value.startswith(RESERVED):
+        return pushed_down
+    try:
+        Selector.parse(filter_.value, pushed_down.where)
+    except UsageError:
+        return pushed_down
+    if {"+", "#"} & set(filter_.value.split("/")) or (
+        pushed_down.topic and not pattern_matches(pushed_down.topic, filter_.value)
+    ):
+        return pushed_down
+    return replace(pushed_down, topic=filter_.value)
 
 
-def _condition(one: Any, columns: dict[str, str]) -> str:
+def _condition(filter_: Any, columns: dict[str, str]) -> str:
     """ "" if there is none."""
-    kind = type(one).__name__
+    kind = type(filter_).__name__
     if kind == "Not":
         # These two pass rows without the attribute when they are negated, and a broker's condition does not.
-        if type(one.child).__name__ in ("IsNotNull", "EqualNullSafe"):
+        if type(filter_.child).__name__ in ("IsNotNull", "EqualNullSafe"):
             return ""
-        inner = _condition(one.child, columns)
+        inner = _condition(filter_.child, columns)
         return inner and f"NOT ({inner})"
-    attribute: tuple[str, ...] = getattr(one, "attribute", ())
+    attribute: tuple[str, ...] = getattr(filter_, "attribute", ())
     of = columns.get(attribute[0], "") if len(attribute) == 1 else ""
     if not of:
         return ""
@@ -101,13 +107,13 @@ def _condition(one: Any, columns: dict[str, str]) -> str:
     if kind == "IsNotNull":
         return f"{name} IS NOT NULL"
     if kind in _LIKE:
-        text = "".join(f"!{sign}" if sign in "!%_" else sign for sign in one.value)
+        text = "".join(f"!{sign}" if sign in "!%_" else sign for sign in filter_.value)
         return f"{name} LIKE {_literal(_LIKE[kind].format(text))} ESCAPE '!'"
     if kind == "In":
-        return _among(name, one.value, of)
-    if kind not in _COMPARED or not _fits(one.value, of) or (of == "boolean" and _COMPARED[kind] != "="):
+        return _among(name, filter_.value, of)
+    if kind not in _COMPARED or not _fits(filter_.value, of) or (of == "boolean" and _COMPARED[kind] != "="):
         return ""
-    return f"{name} {_COMPARED[kind]} {_literal(one.value)}"
+    return f"{name} {_COMPARED[kind]} {_literal(filter_.value)}"
 
 
 def _among(name: str, values: Sequence[Any], of: str) -> str:

@@ -99,9 +99,9 @@ def _stored(lake: Lake, table: str) -> tuple[str, int, int, int]:
     return table, len(files), sum(file.rows for file in files), sum(file.size for file in files)
 
 
-def write_report(path: Path, found: Findings) -> None:
+def write_report(path: Path, findings: Findings) -> None:
     """The page appears whole or not at all."""
-    page = render(found)
+    page = render(findings)
     aside = path.with_name(f".{path.name}.aside")
     try:
         aside.write_text(page, encoding="utf-8")
@@ -113,27 +113,27 @@ def write_report(path: Path, found: Findings) -> None:
             aside.unlink(missing_ok=True)
 
 
-def render(found: Findings) -> str:
+def render(findings: Findings) -> str:
     """The page."""
-    links = link_loads(found.places, found.flows)
+    links = link_loads(findings.places, findings.flows)
     sections = [
-        ("Completeness", _completeness(found.summary), _summary_table(found.summary)),
-        ("Latency over time", _latency(found.timeline), _timeline_table(found.timeline)),
-        ("Deliveries over time", _rate(found.timeline), _timeline_table(found.timeline)),
-        ("Busiest paths", _map(found.places, links), _links_table(found.places, links, found.flows)),
-        ("Losses and repairs", _losses(found), _losses_table(found.losses)),
-        ("Faults", _faults_text(found), _faults_table(found.faults)),
-        ("Queues", _inboxes_text(found), _inboxes_table(found)),
-        ("Best effort: loss per link", _links_lost(found), _best_effort_table(found)),
-        ("Best effort: repairs", _repairs_text(found.repairs), _repairs_table(found)),
-        ("Storage of the lake", _storage(found.storage), _storage_table(found.storage)),
+        ("Completeness", _completeness(findings.summary), _summary_table(findings.summary)),
+        ("Latency over time", _latency(findings.timeline), _timeline_table(findings.timeline)),
+        ("Deliveries over time", _rate(findings.timeline), _timeline_table(findings.timeline)),
+        ("Busiest paths", _map(findings.places, links), _links_table(findings.places, links, findings.flows)),
+        ("Losses and repairs", _losses(findings), _losses_table(findings.losses)),
+        ("Faults", _faults_text(findings), _faults_table(findings.faults)),
+        ("Queues", _inboxes_text(findings), _inboxes_table(findings)),
+        ("Best effort: loss per link", _links_lost(findings), _best_effort_table(findings)),
+        ("Best effort: repairs", _repairs_text(findings.repairs), _repairs_table(findings)),
+        ("Storage of the lake", _storage(findings.storage), _storage_table(findings.storage)),
     ]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width'><title>Postroad audit</title>"
-        f"<style>{_STYLE}</style></head><body><main><h1>Delivery audit</h1>{_subtitle(found)}"
-        + _tiles(found.summary)
-        + "".join(_section(*one) for one in sections)
+        f"<style>{_STYLE}</style></head><body><main><h1>Delivery audit</h1>{_subtitle(findings)}"
+        + _tiles(findings.summary)
+        + "".join(_section(*section) for section in sections)
         + "</main></body></html>\n"
     )
 
@@ -214,26 +214,26 @@ def _rate(timeline: Sequence[Mapping[str, Any]]) -> str:
     return _svg(figure)
 
 
-def _losses(found: Findings) -> str:
+def _losses(findings: Findings) -> str:
     """What went wrong above the axis, what was made good below."""
-    shown = [kind for kind in LOSSES if any(row[kind] for row in found.losses)]
+    shown = [kind for kind in LOSSES if any(row[kind] for row in findings.losses)]
     if not shown:
         return "<p>Nothing was lost, late or out of order, and nothing had to be sent again.</p>"
     figure, axes = _figure(9.6, 3.0)
-    step: Any = timedelta(microseconds=found.timeline[0]["step_us"] if found.timeline else SECOND_US)
-    times: Any = [_moment(row["at"]) for row in found.losses]
+    step: Any = timedelta(microseconds=findings.timeline[0]["step_us"] if findings.timeline else SECOND_US)
+    times: Any = [_moment(row["at"]) for row in findings.losses]
     below = [0] * len(times)
     for kind in shown:
         good = kind == "redelivered"
-        counts = [-row[kind] if good else row[kind] for row in found.losses]
+        counts = [-row[kind] if good else row[kind] for row in findings.losses]
         label = {"gaps": "told as gaps", "redelivered": "repaired: sent again"}.get(kind, kind)
         bottom = [0] * len(times) if good else below
         axes.bar(times, counts, step, bottom=bottom, align="edge", color=COLOURS[kind], label=label)
-        below = below if good else [one + count for one, count in zip(below, counts, strict=True)]
+        below = below if good else [base + count for base, count in zip(below, counts, strict=True)]
     axes.axhline(0, color=SOFT, linewidth=0.8)
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     axes.set_ylabel("in each step of time")
-    ends = [*times, *(_moment(row["at"]) for row in found.timeline)]
+    ends = [*times, *(_moment(row["at"]) for row in findings.timeline)]
     axes.set_xlim(min(ends), max(ends) + step)
     axes.legend(frameon=False, ncols=len(shown), loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     figure.autofmt_xdate(rotation=0, ha="center")
@@ -242,8 +242,8 @@ def _losses(found: Findings) -> str:
 
 def _storage(storage: Sequence[tuple[str, int, int, int]]) -> str:
     figure, axes = _figure(9.6, 0.7 + 0.32 * len(storage))
-    tables = [one[0] for one in storage][::-1]
-    sizes = [one[-1] / 1e6 for one in storage][::-1]
+    tables = [row[0] for row in storage][::-1]
+    sizes = [row[-1] / 1e6 for row in storage][::-1]
     axes.barh(tables, sizes, color=GOOD)
     for at, size in enumerate(sizes):
         axes.text(size, at, f"  {size:,.3g} MB", va="center", fontsize=9, color=INK)
@@ -262,12 +262,15 @@ def _map(topology: Mapping[str, Place], links: Mapping[tuple[str, str], int]) ->
         for at, broker in enumerate(brokers)
     }
     drawn = {
-        (min(one, two), max(one, two)) for one in brokers for two in topology[one].links if two in places
+        (min(left, right), max(left, right))
+        for left in brokers
+        for right in topology[left].links
+        if right in places
     }
     busiest = max([*links.values(), 1])
-    for one, two in sorted(drawn):
-        load = links.get((one, two), 0)
-        (x1, y1), (x2, y2) = places[one], places[two]
+    for left, right in sorted(drawn):
+        load = links.get((left, right), 0)
+        (x1, y1), (x2, y2) = places[left], places[right]
         width = 1 + 9 * load / busiest
         axes.plot([x1, x2], [y1, y2], color=BAD if load else SOFT, alpha=0.75, linewidth=width, zorder=1)
         if load:
@@ -287,12 +290,15 @@ def _map(topology: Mapping[str, Place], links: Mapping[tuple[str, str], int]) ->
 # ---- text and tables
 
 
-def _subtitle(found: Findings) -> str:
+def _subtitle(findings: Findings) -> str:
     said = "No deliveries were reported."
-    if found.timeline:
-        first, last = found.timeline[0]["at"], found.timeline[-1]["at"] + found.timeline[-1]["step_us"]
+    if findings.timeline:
+        first, last = (
+            findings.timeline[0]["at"],
+            findings.timeline[-1]["at"] + findings.timeline[-1]["step_us"],
+        )
         said = f"{_moment(first):%Y-%m-%d %H:%M:%S} to {_moment(last):%Y-%m-%d %H:%M:%S} UTC"
-    warning = unseen_text(found.unseen)
+    warning = unseen_text(findings.unseen)
     return f"<p class='sub'>{said}</p>" + (f"<p class='warn'>{html.escape(warning)}</p>" if warning else "")
 
 
@@ -347,8 +353,8 @@ def _table(head: Sequence[str], body: Sequence[Sequence[object]], *, text: Seque
         shown = f"{value:,}" if isinstance(value, int) else str(value)
         return f"<{tag}{' class=t' if at in text else ''}>{html.escape(shown)}</{tag}>"
 
-    rows = ["".join(cell("th", at, one) for at, one in enumerate(head))]
-    rows += ["".join(cell("td", at, one) for at, one in enumerate(row)) for row in body]
+    rows = ["".join(cell("th", at, value) for at, value in enumerate(head))]
+    rows += ["".join(cell("td", at, value) for at, value in enumerate(row)) for row in body]
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
 
 
@@ -359,7 +365,7 @@ def _summary_table(summary: Sequence[Mapping[str, Any]]) -> str:
         (
             *(row["subscriber"], row["topic"], row["where"]),
             *(row[name] for name in numbers),
-            *(_ms(one) for one in row["latency_us"] or (None, None, None)),
+            *(_ms(quantile) for quantile in row["latency_us"] or (None, None, None)),
             _ms(row["latency_max_us"]),
         )
         for row in summary
@@ -372,7 +378,7 @@ def _timeline_table(timeline: Sequence[Mapping[str, Any]]) -> str:
         (
             _clock(row["at"]),
             row["deliveries"],
-            *(_ms(one) for one in row["latency_us"]),
+            *(_ms(quantile) for quantile in row["latency_us"]),
         )
         for row in timeline
     ]
@@ -389,12 +395,14 @@ def _links_table(
 
     ranked = sorted(links.items(), key=lambda item: (-item[1], item[0]))
     over = _table(
-        ("link", "", "deliveries"), [(name(one), name(two), load) for (one, two), load in ranked], text=(0, 1)
+        ("link", "", "deliveries"),
+        [(name(source), name(target), load) for (source, target), load in ranked],
+        text=(0, 1),
     )
     ends = sorted(flows.items(), key=lambda item: (-item[1], item[0]))
     return over + _table(
         ("published at", "delivered at", "deliveries"),
-        [(name(one), name(two), load) for (one, two), load in ends],
+        [(name(source), name(target), load) for (source, target), load in ends],
         text=(0, 1),
     )
 
@@ -404,12 +412,12 @@ def _losses_table(losses: Sequence[Mapping[str, Any]]) -> str:
     return _table(("from", *LOSSES), body, text=(0,))
 
 
-def _faults_text(found: Findings) -> str:
-    count = sum(row[kind] for row in found.summary for kind in KINDS)
+def _faults_text(findings: Findings) -> str:
+    count = sum(row[kind] for row in findings.summary for kind in KINDS)
     if not count:
         return "<p>None found.</p>"
-    listed = f"; the first {len(found.faults):,} are listed" if count > len(found.faults) else ""
-    late = _ms(found.late_us)
+    listed = f"; the first {len(findings.faults):,} are listed" if count > len(findings.faults) else ""
+    late = _ms(findings.late_us)
     return f"<p>{count:,} found{listed}. Late means more than {late} after publication.</p>"
 
 
@@ -425,30 +433,30 @@ def _faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
     return _table(head, body, text=(0, 1, 2, 3, 5))
 
 
-def _inboxes_text(found: Findings) -> str:
-    if not found.inboxes:
+def _inboxes_text(findings: Findings) -> str:
+    if not findings.inboxes:
         return "<p>No broker reported messages of queues.</p>"
-    count = sum(row[kind] for row in found.inboxes for kind in QUEUE_KINDS)
+    count = sum(row[kind] for row in findings.inboxes for kind in QUEUE_KINDS)
     if not count:
-        return f"<p>{len(found.inboxes):,} inboxes, no fault found.</p>"
-    listed = f"; the first {MAX_FAULTS:,} are listed" if count > len(found.queue_faults) else ""
-    return f"<p>{len(found.inboxes):,} inboxes, {count:,} faults{listed}.</p>"
+        return f"<p>{len(findings.inboxes):,} inboxes, no fault found.</p>"
+    listed = f"; the first {MAX_FAULTS:,} are listed" if count > len(findings.queue_faults) else ""
+    return f"<p>{len(findings.inboxes):,} inboxes, {count:,} faults{listed}.</p>"
 
 
-def _inboxes_table(found: Findings) -> str:
+def _inboxes_table(findings: Findings) -> str:
     numbers = (*QUEUE_COUNTS, *QUEUE_KINDS)
     body = [
         (
             row["inbox"],
             *(row[name] for name in numbers),
-            *(_ms(one) for one in row["latency_us"] or (None, None, None)),
+            *(_ms(quantile) for quantile in row["latency_us"] or (None, None, None)),
             _ms(row["latency_max_us"]),
         )
-        for row in found.inboxes
+        for row in findings.inboxes
     ]
     faults = [
         (row["kind"], row["inbox"], row["id"], row["who"] or "", row["broker"] or "", _ms(row["latency_us"]))
-        for row in found.queue_faults
+        for row in findings.queue_faults
     ]
     return _table(("inbox", *numbers, "median", "95 %", "99 %", "longest"), body, text=(0,)) + (
         _table(("kind", "inbox", "id", "consumer", "broker", "latency"), faults, text=(0, 1, 2, 3, 4))
@@ -457,12 +465,12 @@ def _inboxes_table(found: Findings) -> str:
     )
 
 
-def _links_lost(found: Findings) -> str:
-    if not found.best_effort:
+def _links_lost(findings: Findings) -> str:
+    if not findings.best_effort:
         return "<p>No broker reported best-effort events.</p>"
-    shown = found.best_effort[:MAX_BARS][::-1]
+    shown = findings.best_effort[:MAX_BARS][::-1]
     figure, axes = _figure(9.6, 0.9 + 0.32 * len(shown))
-    names = [f"{_called(found, row['source'])} → {_called(found, row['target'])}" for row in shown]
+    names = [f"{_called(findings, row['source'])} → {_called(findings, row['target'])}" for row in shown]
     axes.barh(names, [100 * row["loss"] for row in shown], color=BAD)
     for at, row in enumerate(shown):
         text = f"  {100 * row['loss']:.3g} %, {row['lost']:,} of {row['sent']:,}"
@@ -472,17 +480,17 @@ def _links_lost(found: Findings) -> str:
     return _svg(figure)
 
 
-def _called(found: Findings, broker: str) -> str:
-    return found.places[broker].name if broker in found.places else broker
+def _called(findings: Findings, broker: str) -> str:
+    return findings.places[broker].name if broker in findings.places else broker
 
 
-def _best_effort_table(found: Findings) -> str:
+def _best_effort_table(findings: Findings) -> str:
     body = [
         (
-            *(_called(found, row["source"]), _called(found, row["target"])),
+            *(_called(findings, row["source"]), _called(findings, row["target"])),
             *(row["sent"], row["received"], row["lost"], f"{100 * row['loss']:.3g} %"),
         )
-        for row in found.best_effort
+        for row in findings.best_effort
     ]
     return _table(("from", "to", "sent", "received", "lost", "loss"), body, text=(0, 1))
 
@@ -495,15 +503,15 @@ def _repairs_text(repairs: Sequence[Mapping[str, Any]]) -> str:
     return f"<p>{share} of {detected:,} losses that subscribers found were repaired.</p>"
 
 
-def _repairs_table(found: Findings) -> str:
+def _repairs_table(findings: Findings) -> str:
     numbers = ("received", "detected", "requests", "recovered", "given_up", "duplicates")
     body = [
         (
-            *(row["subscriber"], _called(found, row["broker"])),
+            *(row["subscriber"], _called(findings, row["broker"])),
             *(row[name] for name in numbers),
             *(_percent(100 * row["repaired"]), _ms(row["slowest_us"])),
         )
-        for row in found.repairs
+        for row in findings.repairs
     ]
     head = ("subscriber", "at", *numbers, "repaired", "slowest")
     return _table(head, body, text=(0, 1))

@@ -84,10 +84,12 @@ def _job(options: Mapping[str, str], schema: StructType, name: str, *, overwrite
     }.items():
         if kinds.get(name_, wanted[0]) not in wanted:
             raise UsageError(f"the column {name_} is {' or '.join(wanted)}, not {kinds[name_]}")
-    others = tuple(one for one in kinds if one not in EVENTS.names)
-    for one in others:
-        if kinds[one] not in _PLAIN:
-            raise UsageError(f"column {one}: an attribute is text, a number or boolean, not {kinds[one]}")
+    others = tuple(column for column in kinds if column not in EVENTS.names)
+    for column in others:
+        if kinds[column] not in _PLAIN:
+            raise UsageError(
+                f"column {column}: an attribute is text, a number or boolean, not {kinds[column]}"
+            )
     return Job(chosen, others, name, time.time_ns() // 1_000_000)
 
 
@@ -174,8 +176,8 @@ def _begin(client: Client, prefix: bytes, job: Job) -> tuple[int, int]:
             time.sleep(RETRY_S)
     if not last:
         return (job.time_ms << COUNTER_BITS) >> ROW_BITS << ROW_BITS, 0
-    held = int.from_bytes(last, "big")
-    return held >> ROW_BITS << ROW_BITS, held % STRETCH + 1
+    number = int.from_bytes(last, "big")
+    return number >> ROW_BITS << ROW_BITS, number % STRETCH + 1
 
 
 def _events(batch: pa.RecordBatch, job: Job) -> Iterator[tuple[str, bytes, dict[str, Value]]]:
@@ -208,4 +210,4 @@ def _check_topic(topic: str) -> None:
 
 
 def _known(value: dict[str, Value | None]) -> Iterator[Value]:
-    return (one for one in value.values() if one is not None)
+    return (member for member in value.values() if member is not None)

@@ -61,7 +61,7 @@ WINDOW: Final = 256 * KIB  # of what the driver looks at; executors have the cli
 KNOCK_S: Final = 5.0  # for a broker that is one of several
 BATCH_ROWS: Final = 10_000  # of a record batch, about
 BATCH_BYTES: Final = 4 * MIB
-_OWN: Final = {one.name: from_arrow_type(one.type).simpleString() for one in EVENTS}
+_OWN: Final = {field.name: from_arrow_type(field.type).simpleString() for field in EVENTS}
 _KINDS: Final = {"string": "text", "bigint": "integer", "double": "float", "boolean": "boolean"}
 
 Offset = dict[str, int]
@@ -101,7 +101,7 @@ class PushingSource(PostroadSource):
 
 def _columns(schema: StructType) -> dict[str, str]:
     """The columns asked for: name -> "" for one of the event's own, else the type of the attribute."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for field in schema.fields:
         kind = field.dataType.simpleString()
         small = field.name.lower()
@@ -114,14 +114,14 @@ def _columns(schema: StructType) -> dict[str, str]:
         if own is not None and kind != own:
             raise UsageError(f"column {field.name} is {own}, not {kind}")
         if own is not None:
-            found[field.name] = ""
+            kinds[field.name] = ""
         elif kind in _KINDS:
-            found[field.name] = _KINDS[kind]
+            kinds[field.name] = _KINDS[kind]
         else:
             raise UsageError(
                 f"column {field.name}: an attribute is string, bigint, double or boolean, not {kind}"
             )
-    return found
+    return kinds
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _steadily(
 
 def _ends(items: Iterable[EventBatch | Gap]) -> CheckpointToken:
     return CheckpointToken(
-        {parse_pubend(one.pubend) if isinstance(one, Gap) else one.pubend: one.end for one in items}
+        {parse_pubend(item.pubend) if isinstance(item, Gap) else item.pubend: item.end for item in items}
     )
 
 
@@ -220,27 +220,29 @@ def _waiting(
             yield from events.batches(patience_s)
             return
         except TimeoutError:
-            away = sorted({*client.request("heads")["away"]} & {pubend_text(one) for one in pubends})
+            away = sorted({*client.request("heads")["away"]} & {pubend_text(pubend) for pubend in pubends})
         if away:
             raise UnavailableError(f"the broker of pubend {away[0]} is away: its events cannot be read now")
 
 
 def _together(items: Iterable[EventBatch | Gap]) -> Iterator[EventBatch | Gap]:
     """Batches that adjoin as one: Spark and Arrow take their time for each batch, however small it is."""
-    held: list[EventBatch] = []
+    adjoining: list[EventBatch] = []
     rows = size = 0
     for item in items:
         alone = isinstance(item, Gap) or item.lost
-        if held and (alone or item.start != held[-1].end or rows >= BATCH_ROWS or size >= BATCH_BYTES):
-            yield EventBatch.concatenate(held)
-            held, rows, size = [], 0, 0
+        if adjoining and (
+            alone or item.start != adjoining[-1].end or rows >= BATCH_ROWS or size >= BATCH_BYTES
+        ):
+            yield EventBatch.concatenate(adjoining)
+            adjoining, rows, size = [], 0, 0
         if isinstance(item, Gap) or item.lost:
             yield item
         else:
-            held.append(item)
+            adjoining.append(item)
             rows, size = rows + item.count, size + len(item.data)
-    if held:
-        yield EventBatch.concatenate(held)
+    if adjoining:
+        yield EventBatch.concatenate(adjoining)
 
 
 def _gap_row(gap: Gap) -> pa.RecordBatch:
@@ -261,14 +263,14 @@ def _gap_row(gap: Gap) -> pa.RecordBatch:
 
 
 def _chosen(batch: pa.RecordBatch, columns: Sequence[tuple[str, str]]) -> pa.RecordBatch:
-    found = []
+    arrays = []
     for name, kind in columns:
         if kind:
             entry = pc.map_lookup(batch.column("attributes"), pa.scalar(name), "first")
-            found.append(pc.struct_field(entry, kind))
+            arrays.append(pc.struct_field(entry, kind))
         else:
-            found.append(batch.column(name))
-    return pa.RecordBatch.from_arrays(found, names=[name for name, _ in columns])
+            arrays.append(batch.column(name))
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in columns])
 
 
 class Planner:
@@ -284,15 +286,15 @@ class Planner:
 
     def heads(self, clients: Iterable[Client]) -> tuple[Offset, Offset]:
         """How far pubends are; and how far those were known whose brokers are away."""
-        found: Offset = {}
+        ticks: Offset = {}
         away: Offset = {}
         for client in clients:
             answer = client.request("heads")
             for pubend, tick in answer["heads"].items():
                 if tick > 0 and self.concerned(parse_pubend(pubend)):
-                    which = away if pubend in answer["away"] else found
+                    which = away if pubend in answer["away"] else ticks
                     which[pubend] = max(tick, which.get(pubend, 0))
-        return found, {pubend: tick for pubend, tick in away.items() if pubend not in found}
+        return ticks, {pubend: tick for pubend, tick in away.items() if pubend not in ticks}
 
     def concerned(self, pubend: int) -> bool:
         """Whether this pubend can have events of the topic."""
@@ -301,22 +303,22 @@ class Planner:
 
     def everywhere(self, *, whole: bool = False) -> dict[str, Client]:
         """Clients of all brokers that answer, by address; `whole`: UnavailableError if one does not."""
-        found: dict[str, Client] = {}
+        clients: dict[str, Client] = {}
         failed: PostroadError | None = None
         access = self.options.access
         patience = access.timeout_s if whole or len(self.options.brokers) == 1 else KNOCK_S
         for address in self.options.brokers:
             try:
-                found[address] = access.connect(address, timeout_s=patience)
+                clients[address] = access.connect(address, timeout_s=patience)
             except UnavailableError as error:
                 failed = error
                 if whole:
                     break
-        if failed is not None and (whole or not found):
-            for client in found.values():
+        if failed is not None and (whole or not clients):
+            for client in clients.values():
                 client.close()
             raise failed
-        return found
+        return clients
 
     def homes(self) -> dict[int, str]:
         if self._homes is None:
@@ -331,17 +333,17 @@ class Planner:
                     client.close()
         return self._homes
 
-    def ranges(self, start: Offset, end: Offset, found: Pushed) -> list[InputPartition]:
+    def ranges(self, start: Offset, end: Offset, pushed: Pushed) -> list[InputPartition]:
         out: list[InputPartition] = []
-        one = self.options
+        options = self.options
         for name, until in sorted(end.items()):
             after = start.get(name, start.get(SINCE, OLDEST))
-            if name == SINCE or after >= until or not found.wants(name):
+            if name == SINCE or after >= until or not pushed.wants(name):
                 continue
             pubend = parse_pubend(name)
             home = self.homes().get(pubend >> 32)
-            brokers = sorted(one.brokers, key=lambda address, home=home: address != home)  # type: ignore[misc]
-            pieces = one.partitions if after > OLDEST else 1
+            brokers = sorted(options.brokers, key=lambda address, home=home: address != home)  # type: ignore[misc]
+            pieces = options.partitions if after > OLDEST else 1
             marks = sorted({after + (until - after) * at // pieces for at in range(pieces + 1)})
             out += [
                 Range(
@@ -349,23 +351,25 @@ class Planner:
                     pubend=pubend,
                     after=low,
                     until=high,
-                    topic=found.topic,
-                    where=found.where,
+                    topic=pushed.topic,
+                    where=pushed.where,
                     columns=tuple(self.columns.items()),
-                    on_loss=one.on_loss,
-                    access=one.access,
+                    on_loss=options.on_loss,
+                    access=options.access,
                 )
                 for low, high in pairwise(marks)
             ]
         return out
 
     def start(self) -> Offset:
-        one = self.options
-        return {SINCE: one.since_us} if one.token is None else _offset({**one.token})
+        options = self.options
+        return {SINCE: options.since_us} if options.token is None else _offset({**options.token})
 
 
 def _offset(token: dict[int, int], since: int = OLDEST) -> Offset:
-    return dict(sorted({SINCE: since, **{pubend_text(one): tick for one, tick in token.items()}}.items()))
+    return dict(
+        sorted({SINCE: since, **{pubend_text(pubend): tick for pubend, tick in token.items()}}.items())
+    )
 
 
 def _token(offset: Offset) -> CheckpointToken:
@@ -385,19 +389,20 @@ class BatchReader(Planner, DataSourceReader):
         self._pushed = Pushed(topic=options.topic, where=options.where)
 
     def partitions(self) -> list[InputPartition]:
-        one = self.options
-        clients = self.everywhere(whole=one.until is None)  # who is silent may have what nobody else knows of
+        options = self.options
+        # A broker that is silent may have what nobody else knows of.
+        clients = self.everywhere(whole=options.until is None)
         try:
             there, away = self.heads(clients.values())
         finally:
             for client in clients.values():
                 client.close()
         end = there | away  # what a broker has that is away is waited for: it may not be left out
-        if one.until is not None:
-            end = {pubend_text(pubend): tick for pubend, tick in one.until.items()}
-        elif one.until_us is not None:
+        if options.until is not None:
+            end = {pubend_text(pubend): tick for pubend, tick in options.until.items()}
+        elif options.until_us is not None:
             # A tick is a time of its broker's clock.
-            end = dict.fromkeys(end, min(one.until_us, time.time_ns() // 1000))
+            end = dict.fromkeys(end, min(options.until_us, time.time_ns() // 1000))
         return self.ranges(self.start(), end, self._pushed)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -425,9 +430,9 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not self.options.durable:
             return self.start()
         token = CheckpointToken.from_json(self._with_subscription(""))
-        held = {pubend: tick for pubend, tick in token.items() if self.concerned(pubend)}
+        ticks = {pubend: tick for pubend, tick in token.items() if self.concerned(pubend)}
         # It may have gone on from where the option says, and holds what comes before that too if it is new.
-        return _maximum(self.start(), _offset(held))
+        return _maximum(self.start(), _offset(ticks))
 
     def _with_subscription(self, upto: str) -> str:
         """Acknowledge `upto`, if it is something; the token after which the durable subscription goes on.
@@ -436,14 +441,14 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
         Its token is ours: one that the broker keeps moves on over silence, and what is released below it
         would look lost to a query that has not moved yet.
         """
-        one = self.options
-        since = datetime.fromtimestamp(one.since_us / SECOND_US, UTC)
+        options = self.options
+        since = datetime.fromtimestamp(options.since_us / SECOND_US, UTC)
         with self._connected().subscribe(
-            one.topic, one.where, durable=one.durable, token="", since=since
-        ) as held:
-            begun = held.token
+            options.topic, options.where, durable=options.durable, token="", since=since
+        ) as subscription:
+            begun = subscription.token
             if upto:
-                held.ack(upto=upto)
+                subscription.ack(upto=upto)
             return begun
 
     def _connected(self) -> Client:
@@ -485,30 +490,30 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """How far `most` rows reach from `passed`, and how many they are if there are fewer."""
         rows = 0
         since = start.get(SINCE, OLDEST)
-        found = dict(passed)
-        one = self.options
+        reached = dict(passed)
+        options = self.options
         steadily = _steadily(
             self._connected(),
             after={parse_pubend(name): passed.get(name, since) for name in end if name != SINCE},
             until=_token(end),
-            topic=one.topic,
-            where=one.where,
-            patience_s=one.access.timeout_s,
+            topic=options.topic,
+            where=options.where,
+            patience_s=options.access.timeout_s,
         )
         with closing(steadily) as batches:
             for item in chain.from_iterable(batches):
                 if isinstance(item, Gap):
                     rows += 1 if item.start > OLDEST else 0
-                    found[item.pubend] = max(item.end, found.get(item.pubend, 0))
+                    reached[item.pubend] = max(item.end, reached.get(item.pubend, 0))
                 else:
                     ticks = item.headers["tick"]
                     take = min(most - rows, item.count)
                     name = pubend_text(item.pubend)
                     whole = take == item.count
-                    found[name] = max(int(ticks[take - 1]), item.end if whole else 0, found.get(name, 0))
+                    reached[name] = max(int(ticks[take - 1]), item.end if whole else 0, reached.get(name, 0))
                     rows += take
                 if rows >= most:
-                    return _maximum(start, found), rows
+                    return _maximum(start, reached), rows
         return end, rows
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:

@@ -305,23 +305,29 @@ def _order(integer: str, real: str) -> str:
 
 def _contained(value: _Value, members: tuple[tree.Constant, ...]) -> str:
     """`tree.contains`. Members of another type make what would be false unknown."""
-    texts = [str(one.value) for one in members if one.kind == "text"]
-    flags = [bool(one.value) for one in members if one.kind == "boolean"]
-    numbers = [one.value for one in members if isinstance(one.value, int | float) and one.kind != "boolean"]
+    texts = [str(member.value) for member in members if member.kind == "text"]
+    flags = [bool(member.value) for member in members if member.kind == "boolean"]
+    numbers = [
+        member.value
+        for member in members
+        if isinstance(member.value, int | float) and member.kind != "boolean"
+    ]
     kinds = sum(bool(some) for some in (texts, flags, numbers))
-    integers = sorted({int(one) for one in numbers if _whole(one)})
-    reals = sorted({float(one) + 0.0 for one in numbers if float(one) == one})
+    integers = sorted({int(number) for number in numbers if _whole(number)})
+    reals = sorted({float(number) + 0.0 for number in numbers if float(number) == number})
     ways: list[str] = []
     if value.text and texts:
-        ways.append(_among(value.text, [_text(one) for one in sorted(set(texts))], alone=kinds == 1))
+        ways.append(_among(value.text, [_text(text) for text in sorted(set(texts))], alone=kinds == 1))
     if value.boolean and flags:
-        ways.append(_among(value.boolean, [str(one).lower() for one in sorted(set(flags))], alone=kinds == 1))
+        ways.append(
+            _among(value.boolean, [str(flag).lower() for flag in sorted(set(flags))], alone=kinds == 1)
+        )
     if value.integer and numbers:
-        ways.append(_among(value.integer, [_integer(one) for one in integers], alone=kinds == 1))
+        ways.append(_among(value.integer, [_integer(integer) for integer in integers], alone=kinds == 1))
     if value.real and numbers:
         # Spark looks into a long list by hashing, where -0.0 is not 0.0.
         plus_zero = f"({value.real} + {_double(0.0)})"
-        ways.append(_among(plus_zero, [_double(one) for one in reals], alone=kinds == 1))
+        ways.append(_among(plus_zero, [_double(real) for real in reals], alone=kinds == 1))
     return _first(ways)
 
 
@@ -333,8 +339,8 @@ def _whole(value: int | float) -> bool:
 def _among(value: str, members: list[str], *, alone: bool) -> str:
     if not members:
         return _decided(value, False) if alone else NULL
-    found = f"({value} IN ({', '.join(members)}))"
-    return found if alone else f"CASE WHEN {found} THEN true END"
+    among = f"({value} IN ({', '.join(members)}))"
+    return among if alone else f"CASE WHEN {among} THEN true END"
 
 
 def _like(value: _Value, node: tree.Like) -> str:

@@ -154,8 +154,8 @@ class GroupCommit:
             self._fail()
             try:
                 self.volume.withdraw(commit.block)
-            except OSError as again:
-                _log.error("cannot cut off what was not synced: %s", again)
+            except OSError as second:
+                _log.error("cannot cut off what was not synced: %s", second)
         self._gather(commit)
 
     def finish(self, commit: Commit, error: PostroadError | None) -> None:

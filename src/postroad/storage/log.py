@@ -156,20 +156,20 @@ class LogVolume:
     def _recover(self, facts: Facts) -> Recovery:
         try:
             notes = self._notes(facts)
-            found = find_segments(self.files, notes)
+            contents = find_segments(self.files, notes)
         except OSError as error:
             raise StorageError(f"cannot read the log: {error}") from error
-        lost = lost_ends(found, notes)
-        missing = missing_mark(found, notes, bool(lost))
+        lost = lost_ends(contents, notes)
+        missing = missing_mark(contents, notes, bool(lost))
         if missing is not None:
-            found.damage.append(missing)
+            contents.damage.append(missing)
         if notes.synced is not None and any(
-            damage.gone and damage.file == notes.synced[0] for damage in found.damage
+            damage.gone and damage.file == notes.synced[0] for damage in contents.damage
         ):
             self._gone = notes.synced
-        found.damage += missing_files(found, notes)
-        self._take_segments(found, notes)
-        for name, last in (found.lasts | {damage.stream: damage.end for damage in lost}).items():
+        contents.damage += missing_files(contents, notes)
+        self._take_segments(contents, notes)
+        for name, last in (contents.lasts | {damage.stream: damage.end for damage in lost}).items():
             self._stream(name).last = last
             if notes.lasts.get(name) != last:
                 self._moved[name] = None
@@ -177,8 +177,8 @@ class LogVolume:
         for name, tick in notes.chops.items():
             self._stream(name).chopped = tick
             self.chops_saved({name: tick})
-        scanned = sum(segment.size for segment in found.segments)
-        streams = judge(found, notes)
+        scanned = sum(segment.size for segment in contents.segments)
+        streams = judge(contents, notes)
         if facts.damaged(SUSPECTS):  # it may have been any stream's
             streams = {name: replace(state, suspect=True) for name, state in streams.items()}
         suspect = {name: state.last for name, state in streams.items() if state.suspect}
@@ -187,7 +187,7 @@ class LogVolume:
         self._suspects += [(_key(name), _tick(last)) for name, last in suspect.items()]
         return Recovery(
             streams=streams,
-            damage=tuple(found.damage),
+            damage=tuple(contents.damage),
             lost=tuple(lost),
             scanned_bytes=scanned,
         )
@@ -212,22 +212,28 @@ class LogVolume:
             full={name.decode(): _parse_file(name, row) for name, row in files.items()},
         )
 
-    def _take_segments(self, found: Found, notes: Notes) -> None:
-        self._segments = found.segments
-        for segment in found.segments:
+    def _take_segments(self, contents: Found, notes: Notes) -> None:
+        self._segments = contents.segments
+        for segment in contents.segments:
             segment.sealed = True
             for name in segment.index:
                 self._stream(name).segments.append(segment)
-        if found.segments and not found.segments[-1].harmed:
-            found.segments[-1].sealed = False
-        self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
+        if contents.segments and not contents.segments[-1].harmed:
+            contents.segments[-1].sealed = False
+        self._dead += [
+            segment
+            for segment in contents.segments
+            if segment.sealed and not segment.live and not segment.harmed
+        ]
         # Those that were reclaimed need no row; those that are missed keep theirs, to be missed again.
-        missed = {one.file for one in found.damage}
+        missed = {damage.file for damage in contents.damage}
         self._files_changed |= dict.fromkeys(
-            notes.full.keys() - missed - {one.name for one in found.segments}
+            notes.full.keys() - missed - {segment.name for segment in contents.segments}
         )
         self._files_changed |= {
-            one.name: _file_row(one) for one in found.segments if one.sealed and one.name not in notes.full
+            segment.name: _file_row(segment)
+            for segment in contents.segments
+            if segment.sealed and segment.name not in notes.full
         }
 
     def marks(self) -> list[tuple[str, list[Row]]]:
@@ -436,7 +442,7 @@ class LogVolume:
                     continue
                 stream = self._streams[name]
                 stream.saved = tick
-                done = bisect_right(stream.segments, tick, key=lambda one: one.index[name].last)
+                done = bisect_right(stream.segments, tick, key=lambda candidate: candidate.index[name].last)
                 for segment in stream.segments[: done + 1]:
                     segment.chop(name, tick)
                     if segment.sealed and not segment.live:
@@ -548,7 +554,11 @@ class LogVolume:
     def _forget_ended(self) -> bool:
         """A stream that is over keeps its chop row as long as any file still holds a record of it."""
         with self._lock:
-            gone = [one for one in self._ended if not any(one in segment.index for segment in self._segments)]
+            gone = [
+                stream
+                for stream in self._ended
+                if not any(stream in segment.index for segment in self._segments)
+            ]
             for name in gone:
                 del self._ended[name]
                 self._unsaved[name] = None

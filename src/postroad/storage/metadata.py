@@ -106,7 +106,9 @@ class Metadata:
         for name, key, value, checksum in wrong:
             table = name.decode(errors="replace")
             if table not in self._tables:
-                owners = [one for one in sorted(self._tables) if row_checksum(one, key, value) == checksum]
+                owners = [
+                    owner for owner in sorted(self._tables) if row_checksum(owner, key, value) == checksum
+                ]
                 if not owners:
                     raise self._refusal(f"row {_shown(key)} of table {_shown(name)}, which no table knows,")
                 table = owners[0]

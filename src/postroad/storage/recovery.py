@@ -141,7 +141,7 @@ def find_segments(files: Files, notes: Notes) -> Found:
     synced = {name: file.size for name, file in notes.full.items()}
     if notes.synced is not None:
         synced[notes.synced[0]] = notes.synced[1]
-    found = Found([], [], {}, {}, {})
+    contents = Found([], [], {}, {}, {})
     names = [(parsed, name, size) for name, size in files.list() if (parsed := parse_name(name))]
     last_name = max(names)[1] if names else ""
     for (number, marker), name, size in sorted(names):
@@ -152,48 +152,48 @@ def find_segments(files: Files, notes: Notes) -> Found:
         cut = _torn_at(records, size, floor) if newest else size
         if cut < size:
             records = _without_tail(records, cut)
-            found.damage.append(Damage(file=name, offset=cut, length=size - cut, torn=True, stream=None))
+            contents.damage.append(Damage(file=name, offset=cut, length=size - cut, torn=True, stream=None))
             files.cut(name, cut)
         if newest:
             files.sync(name)  # a killed process leaves bytes that only the page cache has
         segment.size = cut
         segment.harmed = bool(records.damage)
-        _take(found, segment, records, files)
+        _take(contents, segment, records, files)
         if cut < floor:
             segment.harmed = True
-            found.damage.append(_gone(name, cut, floor))
-    return found
+            contents.damage.append(_gone(name, cut, floor))
+    return contents
 
 
-def missing_mark(found: Found, notes: Notes, lost: bool) -> Damage | None:
+def missing_mark(contents: Found, notes: Notes, lost: bool) -> Damage | None:
     """The marked file is not there, and not because it was reclaimed.
 
     It was the one being written to, and such a file is not reclaimed before there is a newer one. Where there
     is, what streams lost must tell.
     """
     synced = notes.synced
-    if synced is None or any(segment.name == synced[0] for segment in found.segments):
+    if synced is None or any(segment.name == synced[0] for segment in contents.segments):
         return None
-    newer = found.segments and found.segments[-1].number > number_of(synced[0])
+    newer = contents.segments and contents.segments[-1].number > number_of(synced[0])
     return _gone(synced[0], 0, synced[1]) if lost or not newer else None
 
 
-def missing_files(found: Found, notes: Notes) -> list[Damage]:
+def missing_files(contents: Found, notes: Notes) -> list[Damage]:
     """Files that were full and are not there, with what was neither chopped nor copied to another."""
-    known = {one.name for one in found.segments} | {one.file for one in found.damage}
+    known = {segment.name for segment in contents.segments} | {damage.file for damage in contents.damage}
     return [
         _gone(name, 0, file.size)
         for name, file in sorted(notes.full.items())
         if name not in known
         and any(
-            notes.chops.get(stream, BEFORE_ALL) < last and not _has(found, stream, last)
+            notes.chops.get(stream, BEFORE_ALL) < last and not _has(contents, stream, last)
             for stream, last in file.lasts.items()
         )
     ]
 
 
-def _has(found: Found, stream: LogStream, tick: int) -> bool:
-    indexes = (segment.index[stream] for segment in found.segments if stream in segment.index)
+def _has(contents: Found, stream: LogStream, tick: int) -> bool:
+    indexes = (segment.index[stream] for segment in contents.segments if stream in segment.index)
     return any(True for index in indexes for _ in index.stretches(tick - 1, tick))
 
 
@@ -236,20 +236,20 @@ def _without_tail(records: Scan, cut: int) -> Scan:
     return Scan(records.offsets[keep], records.headers[keep], damage)
 
 
-def _take(found: Found, segment: Segment, records: Scan, files: Files) -> None:
-    before = dict(found.lasts)
+def _take(contents: Found, segment: Segment, records: Scan, files: Files) -> None:
+    before = dict(contents.lasts)
     for stream, entry in entries(records, lambda stream: before.get(stream, BEFORE_ALL)):
         segment.add(stream, entry)
-        found.lasts[stream] = entry.last
-        found.records[stream] = found.records.get(stream, 0) + entry.records
-        found.places[stream] = (segment.number, entry.end)
+        contents.lasts[stream] = entry.last
+        contents.records[stream] = contents.records.get(stream, 0) + entry.records
+        contents.places[stream] = (segment.number, entry.end)
     for start, end in records.damage:
         header = files.read(segment.name, start, HEADER.size)
         whose = _whose(header, end - start, records, start, before)
-        found.damage.append(
+        contents.damage.append(
             Damage(file=segment.name, offset=start, length=end - start, torn=False, stream=whose)
         )
-    found.segments.append(segment)
+    contents.segments.append(segment)
 
 
 def _whose(
@@ -267,37 +267,37 @@ def _whose(
     return stream if last == first else None
 
 
-def lost_ends(found: Found, notes: Notes) -> list[Lost]:
+def lost_ends(contents: Found, notes: Notes) -> list[Lost]:
     """What streams lack up to their last ticks as noted."""
     lost = []
     for stream, end in sorted(notes.lasts.items()):
-        start = max(found.lasts.get(stream, BEFORE_ALL), notes.chops.get(stream, BEFORE_ALL))
+        start = max(contents.lasts.get(stream, BEFORE_ALL), notes.chops.get(stream, BEFORE_ALL))
         if start < end:
             lost.append(Lost(stream=stream, start=start, end=end))
     return lost
 
 
-def judge(found: Found, notes: Notes) -> Mapping[LogStream, StreamState]:
+def judge(contents: Found, notes: Notes) -> Mapping[LogStream, StreamState]:
     """The state of every stream that has records, was chopped or is noted, and is not over."""
     saved = notes.saved
-    marked = saved if saved and any(one.name == saved[0] for one in found.segments) else None
+    marked = saved if saved and any(segment.name == saved[0] for segment in contents.segments) else None
     hits = [
-        ((number_of(one.file), one.offset), one.stream)
-        for one in found.damage
-        if not one.torn and not (marked and _before(one, marked))
+        ((number_of(damage.file), damage.offset), damage.stream)
+        for damage in contents.damage
+        if not damage.torn and not (marked and _before(damage, marked))
     ]
     states = {}
-    for stream in sorted(found.lasts.keys() | notes.chops.keys() | notes.lasts.keys()):
-        place = found.places.get(stream, (-1, -1))
+    for stream in sorted(contents.lasts.keys() | notes.chops.keys() | notes.lasts.keys()):
+        place = contents.places.get(stream, (-1, -1))
         chopped = notes.chops.get(stream)
         if chopped == MAX_TICK:
             continue
-        ends = (found.lasts.get(stream), chopped, notes.lasts.get(stream))
+        ends = (contents.lasts.get(stream), chopped, notes.lasts.get(stream))
         last = max(value for value in ends if value is not None)
         states[stream] = StreamState(
             last=last,
             chopped=chopped,
-            records=found.records.get(stream, 0),
+            records=contents.records.get(stream, 0),
             suspect=notes.suspects.get(stream) == last
             or any(at >= place and whose in (None, stream) for at, whose in hits),
         )

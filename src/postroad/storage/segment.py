@@ -146,17 +146,17 @@ def scan(read: ReadAt, size: int, marker: int) -> Scan:
     while position < size:
         buffer = read(position, min(step, size - position))
         step = min(step * 2, SCAN_BYTES)
-        starts, found, stop = _walk(buffer, marker)
+        starts, taken, stop = _walk(buffer, marker)
         if stop and extend(RESIDUE, buffer if stop == len(buffer) else buffer[:stop]) != RESIDUE:
-            starts, found, stop = _prove_each(buffer, starts, found)
+            starts, taken, stop = _prove_each(buffer, starts, taken)
         if not stop:
             stop = _proved_length(read, position, size, marker)
             if stop:  # larger than what was read
                 starts = np.zeros(1, dtype=np.int64)
-                found = _taken_apart(_written(buffer, starts))
+                taken = _taken_apart(_written(buffer, starts))
         if stop:
             offsets.append(starts + position)
-            headers.append(found)
+            headers.append(taken)
             position += stop
         else:
             following = _next_record(read, position + 1, size, marker)
@@ -343,28 +343,28 @@ class Segment:
             self.live_bytes += self.live[stream]
 
 
-def entries(found: Scan, after: Callable[[LogStream], int]) -> Iterator[tuple[LogStream, Entry]]:
+def entries(scanned: Scan, after: Callable[[LogStream], int]) -> Iterator[tuple[LogStream, Entry]]:
     """Index entries of what a scan found, stream by stream, without the records up to tick after(stream).
 
     Those are copies: a merge of files that a crash cut short leaves the same records in two of them.
     """
-    ends = found.ends()
-    kinds, ids = found.headers["kind"], found.headers["id"]
+    ends = scanned.ends()
+    kinds, ids = scanned.headers["kind"], scanned.headers["id"]
     order = np.lexsort((ids, kinds))
     edges = np.flatnonzero(np.diff(kinds[order]) | np.diff(ids[order])) + 1
     for part in np.split(order, edges) if len(order) else ():
         stream = LogStream(StreamKind(kinds[part[0]]), int(ids[part[0]]))
-        part = part[_rising(found.headers["last"][part], after(stream))]
-        blocks = found.offsets[part] >> EXTENT_SHIFT
+        part = part[_rising(scanned.headers["last"][part], after(stream))]
+        blocks = scanned.offsets[part] >> EXTENT_SHIFT
         for run in np.split(part, np.flatnonzero(np.diff(blocks)) + 1) if len(part) else ():
             head, tail = run[0], run[-1]
-            own = int((ends[run] - found.offsets[run]).sum())
+            own = int((ends[run] - scanned.offsets[run]).sum())
             yield (
                 stream,
                 Entry(
-                    first=int(found.headers["first"][head]),
-                    last=int(found.headers["last"][tail]),
-                    offset=int(found.offsets[head]),
+                    first=int(scanned.headers["first"][head]),
+                    last=int(scanned.headers["last"][tail]),
+                    offset=int(scanned.offsets[head]),
                     end=int(ends[tail]),
                     own_bytes=own,
                     records=len(run),

@@ -226,8 +226,9 @@ class AttachmentMap:
     def handled(
         self, lo_ms: int, hi_ms: int, now_us: int, again_us: int, grain_us: int = LATE_ROUND_US
     ) -> list[Change]:
-        """Messages of these times are handled at this other time; said again after `again_us`, unless they
-        count as lost whatever becomes of them, and are known to be so much ahead."""
+        """The broker handles messages of these times at another time, `now_us`. The map notes it, and does so
+        anew after `again_us`. It notes nothing where those times count as lost anyway, and the map already
+        knows that messages are so much ahead."""
         start, end = _rounded(lo_ms, hi_ms, grain_us, now_us)
         said_us = start  # until there it was said
         for change in self._handled[slice(*self._handled_in(start, end))]:
@@ -251,7 +252,7 @@ class AttachmentMap:
     def lose_handled(
         self, lo_ms: int, hi_ms: int, now_us: int, grain_us: int = LATE_ROUND_US
     ) -> list[Change]:
-        """Messages of these times, of which that was said, could not be stored."""
+        """The disk did not take messages of these times, which `handled` has noted."""
         return self.lose(*_rounded(lo_ms, hi_ms, grain_us, now_us), now_us)
 
     def lose(self, start_us: int, end_us: int, now_us: int) -> list[Change]:

@@ -202,8 +202,8 @@ def lost_since(changes: Iterable[Change], stored: Iterable[FilterMeta], since_us
 
 
 def tellable(changes: Iterable[Change], change_bytes: int) -> Iterator[Change]:
-    """These, with `lost` in place of those whose name does not fit so many bytes: who is not told of a set of
-    receivers knows nothing of its time. That has no end if they do not tell it."""
+    """These changes, with `lost` in place of each whose name does not fit so many bytes: a reader that misses
+    a set of receivers knows nothing of its time. The loss has no end where the changes have none."""
     since: dict[str, int] = {}  # such names that are attached
     for change in changes:
         if len(change.who.encode()) <= change_bytes - AROUND_BYTES:

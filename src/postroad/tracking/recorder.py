@@ -142,7 +142,7 @@ class Recorder(Lookup):
         self._changed(self._map.detached(NEIGHBOUR, str(neighbour), now_us))
 
     def _stop(self, now_us: int, unrecorded_us: int | None) -> list[TrackingEffect]:
-        """The process ends in order, with everything stored: that is said once it is."""
+        """The process ends in order: the map says so in a last record, after everything else is stored."""
         if self._rewrite_us is not None:
             self._rewrite_map()
         out = self._collect(now_us)
@@ -165,8 +165,8 @@ class Recorder(Lookup):
         return first_ms <= times.lo_ms and times.hi_ms < after_ms
 
     def _note_handled(self, times: Times, first_us: int, last_us: int) -> None:
-        """Messages of another time than theirs, from first to last, were recorded: should the record die,
-        that is known."""
+        """The strategy recorded messages at another time than theirs, from first to last. The map notes it,
+        so that a trace knows what is missing if the record is lost."""
         if self._timely(times, first_us, last_us):
             return
         again_us = self._config.persist_us

@@ -101,10 +101,10 @@ class Tracking(Protocol):
         """What happened since then, before this process began, may not be recorded; None if all is."""
 
     def recorded_again(self, now_us: int) -> None:
-        """All that the log has of it was told to `published`."""
+        """The broker has handed all events of that time that its log has to `published`."""
 
     def set_back(self, now_us: int) -> None:
-        """What is stored is of a backup: there were processes after it of which nothing is known."""
+        """The store comes from a backup: it knows nothing of the processes that ran after it."""
 
     def attachment_parts(self, now_us: int) -> Iterator[bytes]:
         """The whole attachment map of this moment as encoded changes: all that `tick` returned until now.

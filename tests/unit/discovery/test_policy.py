@@ -11,13 +11,14 @@ from postroad.clocks import ClockOffset
 from postroad.discovery.cookies import COOKIE_LIFE_US, Cookies
 from postroad.discovery.memory import Memory
 from postroad.discovery.policy import Policy, credential
-from postroad.discovery.rates import Rate
+from postroad.discovery.rates import ASKING_A_SECOND, PINGS_A_SECOND, SEALED_A_SECOND, Rate, Rates
 from postroad.discovery.selection import Candidate, choose, shortlist, weigh
 from postroad.discovery.settings import DiscoveryConfig, SearchSettings, Weights
 from postroad.errors import UsageError
 from postroad.links.access import hash_token
 from postroad.units import GIB, SECOND_US
-from postroad.wire.discovery import Response, Usage
+from postroad.wire.datagrams import DATAGRAM_MARK
+from postroad.wire.discovery import Kind, Ping, Request, Response, Usage, encode
 
 NOW_US = 1_700_000_000_000_000
 UUID = bytes(range(16))
@@ -66,17 +67,26 @@ def test_a_cookie_serves_one_purpose_at_one_address_for_a_while() -> None:
 
 def test_the_last_thousand_requests_are_remembered() -> None:
     memory = Memory(1000)
-    assert all(memory.is_new(number.to_bytes(16, "big"), 1) for number in range(1001))
+    assert all(memory.attempts(number.to_bytes(16, "big"), 1) == 1 for number in range(1001))
     assert len(memory) == 1000
-    assert not memory.is_new((1000).to_bytes(16, "big"), 1)
-    assert memory.is_new((1000).to_bytes(16, "big"), 2)
-    assert memory.is_new(bytes(16), 1)  # the oldest was forgotten
+    assert memory.attempts((1000).to_bytes(16, "big"), 1) == 0
+    assert memory.attempts((1000).to_bytes(16, "big"), 5) == 2  # those between never came
+    assert memory.attempts((1000).to_bytes(16, "big"), 4) == 0
+    assert memory.attempts(bytes(16), 1) == 1  # the oldest was forgotten
 
 
 def test_a_second_has_room_for_so_many() -> None:
     rate = Rate(3)
     assert [rate.admits(NOW_US) for _ in range(4)] == [True, True, True, False]
     assert rate.admits(NOW_US + SECOND_US)
+
+
+def test_a_flood_of_pings_or_of_sealed_datagrams_takes_no_place_of_those_who_ask() -> None:
+    rates = Rates()
+    asking, ping = encode(Request(uuid=UUID, attempt=1, sent_us=0)), encode(Ping(key=bytes(24), sent_us=0))
+    sealed = DATAGRAM_MARK + bytes((Kind.SEALED,))
+    for data, most in ((ping, PINGS_A_SECOND), (sealed, SEALED_A_SECOND), (asking, ASKING_A_SECOND)):
+        assert sum(rates.admits(data, NOW_US) for _ in range(most + 100)) == most
 
 
 def candidate(number: int, round_trips_us: list[int], usage: Usage = Usage(), delay_us: int = 0) -> Candidate:  # noqa: B008

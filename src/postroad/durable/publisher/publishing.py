@@ -345,8 +345,8 @@ class DurablePublishing:
     # ---- last ids
 
     def _ask_last_id(self, _turn: Turn, peer: Peer, request: Request) -> None:
-        """The last id on disk of the publisher whose ids begin so, without that; both hexadecimal. Replied to
-        when it is known."""
+        """A client asks for the last id on disk of the publisher whose ids begin with `prefix`. The broker
+        replies with the rest of that id, in hexadecimal like the prefix, when its pubend knows it."""
         prefix = request.arguments.get("prefix", "")
         if re.fullmatch("[0-9a-f]{16}", prefix) is None:
             raise UsageError(
@@ -359,7 +359,7 @@ class DurablePublishing:
         self._asked.append((peer.connection, request.number, bytes.fromhex(prefix)))
 
     def _tell_last_ids(self, turn: Turn) -> None:
-        """To those who asked for one that is known now."""
+        """Reply to the clients whose last id the pubend knows by now."""
         asked, self._asked = self._asked, []
         for connection, number, prefix in asked:
             last = self._pubends[self._number(prefix)].last_id(prefix)

@@ -45,7 +45,7 @@ class Refusals(Generic[Frame]):
         return sum(len(hold.frames) for hold in self._holds.values())
 
     def refused(self, connection: int) -> None:
-        """A REJECTED is on its way: what comes later on this connection waits until it was heard."""
+        """The broker has sent REJECTED: later frames of this connection wait until the client has read it."""
         if connection not in self._due:
             self._due[connection] = None
             self._pings += 1

@@ -95,7 +95,7 @@ class Reporter:
         )
 
     def forget(self, pubend: int) -> None:
-        """What was said may not have arrived: it is news again."""
+        """The last report may not have arrived: the next `report` sends it again."""
         self._said.pop(pubend, None)
 
 
@@ -126,7 +126,7 @@ class ReleaseMerger:
         return True
 
     def take(self, pubends: Callable[[int], bool]) -> dict[int, list[Report]]:
-        """What is to be told now about those pubends; it counts as told."""
+        """The reports on those pubends that the parent has not got; they count as passed on."""
         taken: dict[int, list[Report]] = {}
         for key in [key for key in self._due if pubends(key[0])]:
             del self._due[key]
@@ -134,11 +134,11 @@ class ReleaseMerger:
         return taken
 
     def origins(self, *, due: bool = False) -> list[int]:
-        """The brokers on whose pubends there are reports; with `due`, reports to be told."""
+        """The brokers on whose pubends there are reports; with `due`, reports that the parent has not got."""
         return sorted({pubend >> 32 for pubend, _ in (self._due if due else self._reports)})
 
     def resend(self, pubends: Callable[[int], bool]) -> None:
-        """The parent for these pubends is another one: it is told everything."""
+        """These pubends have another parent now: `take` gives it every report."""
         self._due.update(dict.fromkeys(key for key in self._reports if pubends(key[0])))
 
     def forget(self, forgotten: Callable[[int, int], bool]) -> None:

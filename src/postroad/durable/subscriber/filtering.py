@@ -370,7 +370,7 @@ class PersistentFiltering:
         return None
 
     def silent(self, subscriber: int, start: int) -> bool:
-        """All that is on disk above `start`, which the subscriber was known at, is silence for it."""
+        """No record on disk above `start` names the subscriber, which was known here at that tick."""
         return max(self._last_index.get(subscriber, 0), self.doubt, self.chopped) <= start
 
     def cancel(self, subscriber: int) -> None:

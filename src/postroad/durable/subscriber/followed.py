@@ -72,8 +72,8 @@ class Followed:
         cursor.skipped(tick, max(0, self.filtering.matched(subscriber) - cursor.matched - later))
 
     def settle(self, cursor: Callable[[int], Cursor]) -> None:
-        """Where all is learned that a subscriber is ahead of, it is known how many events that were. To be
-        called before it is noted who was sent what of the news."""
+        """Count the events that subscribers had acknowledged ahead of this broker, once the constream has
+        learned them all. The caller does this before it notes whom it sent the new events."""
         live = self.constream.live
         for number, tick in [item for item in self.ahead.items() if item[1] <= live]:
             del self.ahead[number]

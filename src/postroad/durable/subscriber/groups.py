@@ -5,8 +5,9 @@ here, in tick order per pubend, and every event goes to one consumer (`dividing`
 dies go to others, those of one key still in order. An event whose acknowledgement was saved is never given
 out again, not even after a crash.
 
-A gap is told to every consumer, since nobody knows whose the events were, also to those who join later,
-until one has acknowledged it. What consumers were done with before is left out of it: it is told in parts.
+The broker sends a gap to every consumer, since it does not know whose the events were, and to those who join
+later, until a consumer has acknowledged it. It leaves out what consumers had acknowledged before: then the
+gap comes in parts.
 
 Acknowledgements come in any order. The token is the tick below the oldest event or gap that is open.
 What is done above the token that is on disk is saved as spans, each with something acknowledged in it, and

@@ -90,6 +90,10 @@ class Hosting:
     subscriber can be sent something. `spend(s, n)`: it is sent a frame of n bytes, which whoever carries out
     the `Deliver` does not count again. `need()`: what knowledge must be filtered with for all subscriptions
     here.
+
+    Outputs are gathered, not acted on at once, because two of them call back: a `Deliver` to a shared
+    subscription may `ack` for it, and so move the cursor that `_pump` still counts with. `Wants` that this
+    broker can answer itself calls `answer`, which pumps the same stream again, a level deeper per window.
     """
 
     def __init__(
@@ -152,8 +156,8 @@ class Hosting:
         self._perform(turn, out)
 
     def absent(self, turn: Turn, pubend: int) -> None:
-        """A pubend is met that nobody here wants any more: it may believe otherwise, by what it heard, or
-        took over from its sibling, while this broker was out of reach."""
+        """This broker hears of a pubend that nobody here wants any more. The pubend may still keep events for
+        it, by an old report, or one that its sibling took, so the broker reports that it has ended."""
         if not self.subscriptions.ever:
             return
         report = self._reporter.report(pubend, 0, 0, ended=True)
@@ -161,7 +165,8 @@ class Hosting:
             self._perform(turn, [Reported(pubend=pubend, report=report)])
 
     def dropped(self, pubend: int) -> None:
-        """Its broker was out of reach for so long that what is on its way there was dropped."""
+        """The pubend's broker was out of reach for so long that the overlay dropped the reports on their way
+        to it: the next report counts as news."""
         self._reporter.forget(pubend)
 
     def has_place(self, pubend: int) -> bool:
@@ -605,7 +610,7 @@ class Hosting:
         return out
 
     def _silence(self, subscription: Subscription, pubend: int, end: int) -> list[Output]:
-        """A silence message up to `end` to who was not told so and has room for it."""
+        """A silence message up to `end`, unless the subscriber has had one or has no room for it."""
         cursor = subscription.cursors[pubend]
         if cursor.sent_to >= end or not self._room(subscription.id):
             return []

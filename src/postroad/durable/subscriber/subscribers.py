@@ -267,7 +267,7 @@ class DurableSubscribers:
         self._sent(receivers, message, now_us)
 
     def _confirmed(self, turn: Turn, output: Confirmed) -> None:
-        """What was said of a subscription is on disk: its subscriber may be told so."""
+        """The disk has what a subscriber asked for, or refused it: answer the subscriber."""
         if output.ticket in self._acking:
             self._acked(turn, output.ticket, output.error)
             return
@@ -280,7 +280,7 @@ class DurableSubscribers:
             subscription = self.hosting.subscriptions.by_id(session.subscriber)
             everybody = subscription.session if session.created else None  # of a shared one
             self._end(turn, output.ticket if everybody is None else everybody, output.error)
-            if session.created:  # who was told that it could not be should not find it there
+            if session.created:  # the client gets an error: it must not find the subscription later
                 self.delete(turn, session.name)
             return
         self._subscribed(turn, session)
@@ -331,7 +331,7 @@ class DurableSubscribers:
             self.begin(turn, connection, message, selector)
 
     def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
-        """All that others know of the name is known here."""
+        """Subscribe, once this broker has heard all that others know of the name."""
         subscriptions = self.hosting.subscriptions
         asked, message = message, without_memory(message)
         self._check_title(turn, connection, message.durable)
@@ -395,7 +395,7 @@ class DurableSubscribers:
         self.attach(turn, connection, message, selector, token, claim.born, claim.principal)
 
     def _beginning(self, selector: Selector, tick: int) -> CheckpointToken:
-        """This tick, of all that is known here."""
+        """A token with this tick for every durable pubend that this broker knows."""
         known = self._following.pubends().intersection(self._routing.durable_streams())
         return CheckpointToken(dict.fromkeys(filter(selector.concerns, known), tick))
 
@@ -651,12 +651,12 @@ class DurableSubscribers:
         self._forget(turn, session)
 
     def end(self, turn: Turn, subscription: Subscription, error: PostroadError) -> None:
-        """Its subscriber, if there is one, is told that it has it no more; the subscription stays."""
+        """The broker ends the session, if there is one, with this error; the subscription stays."""
         if subscription.session is not None:
             self._end(turn, subscription.session, error)
 
     def delete(self, turn: Turn, name: str) -> None:
-        """For good: its subscriber is told, nothing is kept."""
+        """Delete a subscription for good: the broker ends its session and keeps nothing of it."""
         subscription = self.hosting.subscriptions.get(name)
         if subscription is not None and subscription.session is not None:
             self._end(

@@ -323,7 +323,7 @@ class Subscriptions:
         """Another broker says that it hosts this name, with this version of its table. What moved there, if
         it was ours.
 
-        What is ours by a higher claim stays: that one is known to the other as well.
+        A subscription that we host by a higher claim stays: the other broker hears that claim as well.
         """
         name = claim.name
         self.claims.hear(claim, broker, version)
@@ -421,9 +421,9 @@ class Subscriptions:
     def ack(self, subscription: Subscription, token: Mapping[int, int], ticket: int | None = None) -> None:
         """Everything up to these ticks was consumed. With a ticket it is confirmed when it is on disk.
 
-        A token never takes an acknowledgement back. It may be ahead of what was told on this connection, even
-        of what this broker has learned since a crash, or of a pubend that it has not met since then: the
-        subscriber was told before.
+        A token never takes an acknowledgement back. It may be ahead of what this broker sent on this session,
+        even of what it has learned since a crash, or name a pubend that it has not heard from since: the
+        subscriber got those events earlier.
         """
         for pubend, tick in token.items():
             cursor = subscription.cursors.get(pubend)
@@ -635,8 +635,8 @@ class Subscriptions:
     def status(
         self, subscription: Subscription, now_us: int, matched: Callable[[int, int], int], done: int = 0
     ) -> dict[str, object]:
-        """What `postroad subs` shows. `done`: events acknowledged above the token, of a shared one. How far
-        one that moved is behind is known where it is."""
+        """What `postroad subs` shows. `done`: events acknowledged above the token, of a shared one. Of a
+        subscription that moved, only its new broker knows how far it is behind."""
         moved = subscription.moved_at is not None
         events, behind = (0, 0) if moved else self.lag(subscription, now_us, matched)
         events = max(0, events - done)

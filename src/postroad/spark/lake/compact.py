@@ -73,9 +73,9 @@ def compact(
     before = lake.files(table)
     if table == "filters":
         _join_filters(lake, before, accuracy)
-    elif (found := lake.open(table)) is not None:
+    elif (opened := lake.open(table)) is not None:
         with plain_failures(f"{lake.store.table(table)} cannot be compacted"):
-            found.optimize.compact()
+            opened.optimize.compact()
     after = lake.files(table)
     removed = _vacuum(lake, table, keep_hours)
     old = _only_in(before, after)
@@ -84,10 +84,10 @@ def compact(
         table=table,
         files_before=len(old),
         files_after=len(new),
-        rows_before=sum(one.rows for one in old),
-        rows_after=sum(one.rows for one in new),
-        bytes_before=sum(one.size for one in old),
-        bytes_after=sum(one.size for one in new),
+        rows_before=sum(file.rows for file in old),
+        rows_after=sum(file.rows for file in new),
+        bytes_before=sum(file.size for file in old),
+        bytes_after=sum(file.size for file in new),
         removed=removed,
     )
 
@@ -98,24 +98,24 @@ def hours(text: str) -> int:
 
 
 def _only_in(some: list[File], others: list[File]) -> list[File]:
-    known = {one.path for one in others}
-    return [one for one in some if one.path not in known]
+    known = {file.path for file in others}
+    return [file for file in some if file.path not in known]
 
 
 def _vacuum(lake: Lake, table: str, keep_hours: int) -> int:
-    found = lake.open(table)
-    if found is None:
+    opened = lake.open(table)
+    if opened is None:
         return 0
     with plain_failures(f"{lake.store.table(table)} cannot be cleaned up"):
-        return len(found.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True))
+        return len(opened.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True))
 
 
 def _join_filters(lake: Lake, files: list[File], accuracy: float) -> None:
     """Of the days that have files which no compaction made."""
-    days = sorted({one.values["date"] for one in files if not one.compacted})
+    days = sorted({file.values["date"] for file in files if not file.compacted})
     if not days:
         return
-    replaced = [one for one in files if one.values["date"] in days]
+    replaced = [file for file in files if file.values["date"] in days]
     listed = ", ".join(f"DATE '{day}'" for day in days)
     records = current(lake, files).filter(f"date IN ({listed})")
     joined = merged(records, accuracy=accuracy).repartition(*PARTITIONS["filters"])
@@ -135,12 +135,12 @@ def _merger(limit: float) -> Callable[[pa.Table], pa.Table]:
     def merge(table: pa.Table) -> pa.Table:
         listed = table.to_pylist()
         broker, name = int(listed[0]["broker"], 16), listed[-1]["name"]
-        found = [(*decoded(row["record"]), row["record"]) for row in listed]
-        sound = [(meta, filter_of(meta, body)) for meta, body, _ in found if body is not None]
+        decoded_rows = [(*decoded(row["record"]), row["record"]) for row in listed]
+        sound = [(meta, filter_of(meta, body)) for meta, body, _ in decoded_rows if body is not None]
         # Of what is damaged it must stay known which times it was for.
-        records = [(meta, record) for meta, body, record in found if body is None]
-        for meta, one in join(sound, limit):
-            records.append((meta, encode_record(meta, one.bits, compress=True, fill=one.fill)))
+        records = [(meta, record) for meta, body, record in decoded_rows if body is None]
+        for meta, bloom in join(sound, limit):
+            records.append((meta, encode_record(meta, bloom.bits, compress=True, fill=bloom.fill)))
         return rows.filters(broker, name, records)
 
     return merge
@@ -153,13 +153,13 @@ def join(filters: list[tuple[FilterMeta, BloomFilter]], limit: float) -> list[tu
     union would match times that neither has.
     """
     done: list[tuple[FilterMeta, BloomFilter]] = []
-    for meta, one in sorted(filters, key=lambda each: (each[0].ranged, each[0].sequence)):
+    for meta, bloom in sorted(filters, key=lambda each: (each[0].ranged, each[0].sequence)):
         if done and _alike(done[-1][0], meta):
-            union = _union(*done[-1], meta, one)
+            union = _union(*done[-1], meta, bloom)
             if union[1].count <= min(done[-1][0].n, meta.n) and _fits(*union, limit):
                 done[-1] = union
                 continue
-        done.append((meta, one))
+        done.append((meta, bloom))
     return done
 
 
@@ -167,14 +167,14 @@ def _alike(first: FilterMeta, second: FilterMeta) -> bool:
     return first.ranged == second.ranged and len(first.singles) + len(second.singles) <= MAX_SPANS
 
 
-def _fits(meta: FilterMeta, one: BloomFilter, limit: float) -> bool:
-    return one.fpp <= limit and meta.hi_ms - meta.lo_ms <= MAX_SPAN_MS
+def _fits(meta: FilterMeta, bloom: BloomFilter, limit: float) -> bool:
+    return bloom.fpp <= limit and meta.hi_ms - meta.lo_ms <= MAX_SPAN_MS
 
 
 def _union(
-    first: FilterMeta, one: BloomFilter, second: FilterMeta, two: BloomFilter
+    first: FilterMeta, bloom: BloomFilter, second: FilterMeta, other: BloomFilter
 ) -> tuple[FilterMeta, BloomFilter]:
-    union = one.union(two)
+    union = bloom.union(other)
     meta = FilterMeta(
         key=second.key,
         sequence=second.sequence,

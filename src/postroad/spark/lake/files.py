@@ -63,7 +63,7 @@ class _File:
         self.path = f"{folders}{kind}-{uuid.uuid4().hex}.parquet"
         self.pending: list[pa.Table] = []
         self.pending_bytes = 0
-        self._schema = schema = pa.schema([one for one in SCHEMAS[table] if one.name not in values])
+        self._schema = schema = pa.schema([field for field in SCHEMAS[table] if field.name not in values])
         self._described: list[Any] = []
         plain = [name for name in schema.names if name not in _OPAQUE and name not in _SORTED]
         self._store = store
@@ -163,13 +163,13 @@ def _parts(rows: pa.Table, names: tuple[str, ...]) -> Iterable[tuple[tuple[str, 
     if not names:
         yield (), rows
         return
-    found = rows.select(names).group_by(list(names)).aggregate([]).to_pylist()
-    for values in found:
+    partitions = rows.select(names).group_by(list(names)).aggregate([]).to_pylist()
+    for values in partitions:
         mask = None
         for name, value in values.items():
             same = pc.equal(rows.column(name), pa.scalar(value, rows.schema.field(name).type))
             mask = same if mask is None else pc.and_(mask, same)
-        some = rows if len(found) == 1 else rows.filter(mask)
+        some = rows if len(partitions) == 1 else rows.filter(mask)
         yield tuple(str(values[name]) for name in names), some
 
 
@@ -182,24 +182,24 @@ def statistics(about: Any) -> str:
     for group in range(about.num_row_groups):
         for at in range(about.num_columns):
             column = about.row_group(group).column(at)
-            name, found = column.path_in_schema, column.statistics
+            name, column_stats = column.path_in_schema, column.statistics
             if "." in name or name in _OPAQUE:
                 continue
-            if found is None or not found.has_null_count:
+            if column_stats is None or not column_stats.has_null_count:
                 unknown.add(name)
                 continue
-            nulls[name] = nulls.get(name, 0) + found.null_count
-            if not found.has_min_max:
-                if found.null_count < column.num_values:
+            nulls[name] = nulls.get(name, 0) + column_stats.null_count
+            if not column_stats.has_min_max:
+                if column_stats.null_count < column.num_values:
                     unknown.add(name)
                 continue
-            low[name] = min(low.get(name, found.min), found.min)
-            high[name] = max(high.get(name, found.max), found.max)
+            low[name] = min(low.get(name, column_stats.min), column_stats.min)
+            high[name] = max(high.get(name, column_stats.max), column_stats.max)
     unknown |= {name for name in low if not _bound(low[name]) or not _bound(high[name])}
-    bounds = [{name: one for name, one in of.items() if name not in unknown} for of in (low, high)]
+    bounds = [{name: bound for name, bound in of.items() if name not in unknown} for of in (low, high)]
     counted = {name: count for name, count in nulls.items() if name not in unknown}
-    told = {"numRecords": about.num_rows, "minValues": bounds[0], "maxValues": bounds[1]}
-    return json.dumps(told | {"nullCount": counted})
+    stats = {"numRecords": about.num_rows, "minValues": bounds[0], "maxValues": bounds[1]}
+    return json.dumps(stats | {"nullCount": counted})
 
 
 def _bound(value: object) -> bool:

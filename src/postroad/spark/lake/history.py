@@ -104,20 +104,20 @@ class Unread(msgspec.Struct, frozen=True):
 
 def complaints(unread: Iterable[Unread]) -> list[str]:
     """A line per broker."""
-    found: dict[str, list[Unread]] = {}
-    for one in unread:
-        found.setdefault(one.origin, []).append(one)
+    by_origin: dict[str, list[Unread]] = {}
+    for bulletin in unread:
+        by_origin.setdefault(bulletin.origin, []).append(bulletin)
     return [
         f"broker {origin}: {len(of)} of its bulletins cannot be read and are left out; traces of that time"
         f" are partial. The first, {of[0].topic}: {of[0].why}"
-        for origin, of in sorted(found.items())
+        for origin, of in sorted(by_origin.items())
     ]
 
 
 def values(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Attributes as they were published, from the map that `events` has."""
     return {
-        name: next((one for one in typed.values() if one is not None), None)
+        name: next((value for value in typed.values() if value is not None), None)
         for name, typed in attributes.items()
     }
 
@@ -129,11 +129,11 @@ def part_of(
     origin: str, attributes: Mapping[str, Any], payload: bytes, tick: int = 0, group: int = 0
 ) -> Part:
     """A bulletin of this broker; one of `NONSENSE` if it is none."""
-    found = msgspec.convert({**attributes, "payload": payload, "tick": tick, "group": group}, Part)
-    _check_author(origin, found.broker)
-    if found.part >= found.parts:
-        raise PeerError(f"part {found.part} of a stored filter that has {found.parts}")
-    return found
+    part = msgspec.convert({**attributes, "payload": payload, "tick": tick, "group": group}, Part)
+    _check_author(origin, part.broker)
+    if part.part >= part.parts:
+        raise PeerError(f"part {part.part} of a stored filter that has {part.parts}")
+    return part
 
 
 def whole_filters(parts: Iterable[Part]) -> tuple[list[pa.Table], list[Part], list[Unread]]:
@@ -142,27 +142,27 @@ def whole_filters(parts: Iterable[Part]) -> tuple[list[pa.Table], list[Part], li
     A broker publishes filters in groups, one after the other, and only within a group in any order: what its
     disk refused comes again. So of what came before the last group nothing is to be waited for.
     """
-    held: dict[tuple[str, int], dict[int, Part]] = {}
+    waiting: dict[tuple[str, int], dict[int, Part]] = {}
     last: dict[str, int] = {}  # by broker, the group that came last
-    for one in parts:
-        held.setdefault((one.broker, one.sequence), {})[one.part] = one
-        last[one.broker] = one.group
+    for part in parts:
+        waiting.setdefault((part.broker, part.sequence), {})[part.part] = part
+        last[part.broker] = part.group
     tables: list[pa.Table] = []
     rest: list[Part] = []
     unread: list[Unread] = []
     room = dict.fromkeys(last, MAX_WAITING_BYTES)
-    for (broker, _), found in held.items():
-        listed = [found[at] for at in sorted(found)]
+    for (broker, _), numbered in waiting.items():
+        listed = [numbered[at] for at in sorted(numbered)]
         try:
             if len(listed) == listed[0].parts:
                 tables.append(_filter(listed))
                 continue
-            room[broker] -= sum(len(one.payload) + _AROUND_BYTES for one in listed)
-            if room[broker] < 0 or all(one.group != last[broker] for one in listed):
+            room[broker] -= sum(len(part.payload) + _AROUND_BYTES for part in listed)
+            if room[broker] < 0 or all(part.group != last[broker] for part in listed):
                 raise PeerError(f"{len(listed)} of {listed[0].parts} parts of a stored filter")
             rest += listed
         except NONSENSE as error:
-            tick = max(one.tick for one in listed)
+            tick = max(part.tick for part in listed)
             unread.append(Unread.of(f"{broker}-{HISTORY:08x}", tick, FILTERS, error))
             with suppress(*NONSENSE):  # if it tells of what times it is, which may be long before that tick
                 tables.append(_description(listed))
@@ -170,7 +170,7 @@ def whole_filters(parts: Iterable[Part]) -> tuple[list[pa.Table], list[Part], li
 
 
 def _filter(parts: Sequence[Part]) -> pa.Table:
-    record = join_parts([one.payload for one in parts])
+    record = join_parts([part.payload for part in parts])
     meta = decode_meta(record)
     _check_filter(meta, parts[0])
     _check_log(meta, record)
@@ -181,10 +181,12 @@ def _description(parts: Sequence[Part]) -> pa.Table:
     """What the first part tells of a filter that lacks others. An earlier state, which it replaces, stays."""
     if parts[0].part:
         raise PeerError("not the first part")
-    meta = decode_meta(join_parts([one.payload for one in parts]))
+    meta = decode_meta(join_parts([part.payload for part in parts]))
     _check_filter(meta, parts[0])
-    told = msgspec.structs.replace(meta, replaces=None, names=())
-    return rows.filters(int(parts[0].broker, 16), parts[0].name, [(told, encode_description(told))])
+    description = msgspec.structs.replace(meta, replaces=None, names=())
+    return rows.filters(
+        int(parts[0].broker, 16), parts[0].name, [(description, encode_description(description))]
+    )
 
 
 def _check_filter(meta: FilterMeta, part: Part) -> None:
@@ -214,14 +216,14 @@ def _check_log(meta: FilterMeta, record: bytes) -> None:
 
 def bulletin_rows(table: str, bulletins: pa.Table) -> tuple[list[pa.Table], list[Unread]]:
     """From rows of `events` to those of a table; and what is left out."""
-    found: list[pa.Table] = []
+    tables: list[pa.Table] = []
     unread: list[Unread] = []
     for row in bulletins.select(_BULLETIN).to_pylist():
         try:
-            found.append(decoded(table, row["origin"], values(dict(row["attributes"])), row["payload"]))
+            tables.append(decoded(table, row["origin"], values(dict(row["attributes"])), row["payload"]))
         except NONSENSE as error:
             unread.append(Unread.of(row["pubend"], row["tick"], row["topic"], error))
-    return found, unread
+    return tables, unread
 
 
 def decoded(table: str, origin: str, attributes: Mapping[str, Any], payload: bytes) -> pa.Table:

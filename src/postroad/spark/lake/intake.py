@@ -76,8 +76,8 @@ class Intake:
             self._rows += batch.num_rows
             bulletins = self._without_gaps(pa.Table.from_batches([batch]))
             for table, topic in TABLES.items():
-                found, unread = bulletin_rows(table, bulletins.filter(pc.field("topic") == topic))
-                for rows in found:
+                tables, unread = bulletin_rows(table, bulletins.filter(pc.field("topic") == topic))
+                for rows in tables:
                     self.write(table, rows)
                 self._unread += unread
             parts = self._filters(bulletins.filter(pc.field("topic") == FILTERS), parts)
@@ -114,8 +114,8 @@ class Intake:
         self.write("deliveries", pa.Table.from_pylist([row], SCHEMAS["deliveries"]))
 
     def _landed(self, waiting: list[Part]) -> Landed:
-        for one in self._unread:
-            self._gap(one.pubend, one.tick - 1, one.tick)
+        for bulletin in self._unread:
+            self._gap(bulletin.pubend, bulletin.tick - 1, bulletin.tick)
         files = {table: writer.close() for table, writer in self._writers.items()}
         return Landed(files, self._rows, waiting, self._unread)
 

@@ -87,9 +87,9 @@ def _nobody(_line: str) -> None:
 class _Landing:
     """One process that lands in a lake."""
 
-    def __init__(self, lake: Lake, brokers: str, access: Access, told: Told, trouble: Told) -> None:
+    def __init__(self, lake: Lake, brokers: str, access: Access, report: Told, trouble: Told) -> None:
         self._lake = lake
-        self._told = told
+        self._report = report
         self._trouble = trouble
         self._ledger = Ledger(lake)
         begin(self._ledger, f"{LANDING}-{uuid.uuid4().hex[:8]}")
@@ -167,7 +167,7 @@ class _Landing:
         for line in complaints(done.unread):
             self._trouble(line)
         if done.rows:
-            self._told(f"{feed.kind}: batch {progress.batch}, {done.rows:,} rows")
+            self._report(f"{feed.kind}: batch {progress.batch}, {done.rows:,} rows")
 
     def _settle(self, progress: Progress) -> None:
         for table, rows in settle(self._lake, progress).items():
@@ -176,18 +176,18 @@ class _Landing:
     def _run(self, feed: _Feed, before: Progress, ranges: Sequence[Range]) -> Landed:
         """Have the ranges read and written by executors."""
         waiting: defaultdict[str, list[Part]] = defaultdict(list)  # by broker
-        for one in before.parts():
-            waiting[one.broker].append(one)
+        for part in before.parts():
+            waiting[part.broker].append(part)
         work = [(part, waiting.pop(pubend_text(part.pubend)[:8], [])) for part in ranges]
         files: defaultdict[str, list[Added]] = defaultdict(list)
-        all_of = Landed(files, 0, [one for some in waiting.values() for one in some], [])
+        all_of = Landed(files, 0, [part for some in waiting.values() for part in some], [])
         if not work:
             return all_of
         numbers = self._lake.spark.range(0, len(work), 1, len(work))
         run = task(self._lake.store, feed.kind, feed.subscription, work)
-        found = numbers.mapInArrow(run, "landed binary").collect()
+        answers = numbers.mapInArrow(run, "landed binary").collect()
         rows = 0
-        for done in (msgspec.msgpack.decode(row.landed, type=Landed) for row in found):
+        for done in (msgspec.msgpack.decode(row.landed, type=Landed) for row in answers):
             rows += done.rows
             for table, some in done.files.items():
                 files[table] += some
@@ -246,8 +246,9 @@ class _Maps:
             return False
         self._look()
         with self._feed.access.connect(self._feed.brokers) as client:
-            told = client.request("heads")
-            heads = {pubend[:8] for pubend in {*told["heads"]} - {*told["away"]}}  # others when they are back
+            answer = client.request("heads")
+            # Those that are away are asked for when they are back.
+            heads = {pubend[:8] for pubend in {*answer["heads"]} - {*answer["away"]}}
             new = {(broker, self._gaps.get(broker, -1)) for broker in heads} - self._asked
             if not new:
                 self._pause_s = 0.0
@@ -276,10 +277,10 @@ def _mapped(lake: Lake) -> dict[str, int]:
     from pyspark.sql.functions import expr
 
     head = "max(CASE WHEN whole THEN number END) OVER (PARTITION BY broker) AS head"
-    told = f"max(CASE WHEN what = 'start' AND who = '{SNAPSHOT}' THEN at_us ELSE 0 END) AS told_us"
+    map_time = f"max(CASE WHEN what = 'start' AND who = '{SNAPSHOT}' THEN at_us ELSE 0 END) AS told_us"
     changes = lake.read("attachments").selectExpr("*", head).filter("number >= head")
     maps = changes.groupBy("broker", "head").agg(
-        expr("count(DISTINCT number) > max(number) - head AS sound"), expr(told)
+        expr("count(DISTINCT number) > max(number) - head AS sound"), expr(map_time)
     )
     return {row.broker: row.told_us for row in maps.filter("sound").collect()}
 
@@ -302,7 +303,7 @@ def look_around(tables: Tables, feed: _Feed) -> str:
     away: set[str] = set()
     there: set[str] = set()
     noted = [msgspec.convert(row, Subscribed) for row in tables.fetch("subscriptions").to_pylist()]
-    known = {one.name: one for one in noted}
+    known = {subscription.name: subscription for subscription in noted}
     for address in parse_addresses(feed.brokers):
         try:
             with feed.access.connect(address) as client:
@@ -315,14 +316,16 @@ def look_around(tables: Tables, feed: _Feed) -> str:
             continue
         for row in listed:
             if not row["name"].startswith(LANDING):
-                one = msgspec.convert(row, Subscribed)
-                before = known.get(one.name)
-                known[one.name] = (
-                    one if before is None else msgspec.structs.replace(one, since_us=before.since_us)
+                subscription = msgspec.convert(row, Subscribed)
+                before = known.get(subscription.name)
+                known[subscription.name] = (
+                    subscription
+                    if before is None
+                    else msgspec.structs.replace(subscription, since_us=before.since_us)
                 )
     listing = [known[name] for name in sorted(known)]
     if listing != noted:
-        rows = [msgspec.structs.asdict(one) for one in listing]
+        rows = [msgspec.structs.asdict(subscription) for subscription in listing]
         tables.overwrite("subscriptions", pa.Table.from_pylist(rows, SCHEMAS["subscriptions"]))
     gone = silent or sorted(away - there)
     return f"away: {', '.join(gone)}; what only they have is landed when they are back" if gone else ""
@@ -338,7 +341,7 @@ def unlanded_history(lake: Lake, files: Sequence[File] | None = None) -> dict[st
     landed. Of these files of `deliveries`, or of all that can have some."""
     own = f"startswith(subscriber, '{LANDING}') AND endswith(pubend, '-{HISTORY_PUBEND:08x}')"
     rows = lake.read("deliveries", with_gaps(lake) if files is None else files)
-    found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    ranges: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in rows.filter(f"what = 'gap' AND {own}").select("origin", "start_tick", "tick").collect():
-        found[row.origin].append((row.start_tick, row.tick))
-    return found
+        ranges[row.origin].append((row.start_tick, row.tick))
+    return ranges

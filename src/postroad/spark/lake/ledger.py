@@ -61,8 +61,10 @@ class Ledger:
 
     def write(self, *changed: Progress) -> None:
         """UsageError if another process did since this one last looked."""
-        rows = self.rows | {one.feed: one for one in changed}
-        table = pa.Table.from_pylist([msgspec.structs.asdict(one) for one in rows.values()], SCHEMAS[TABLE])
+        rows = self.rows | {progress.feed: progress for progress in changed}
+        table = pa.Table.from_pylist(
+            [msgspec.structs.asdict(progress) for progress in rows.values()], SCHEMAS[TABLE]
+        )
         try:
             passed = self._tables.overwrite(TABLE, table, Batch(TABLE, self._number + 1))
         except OvertakenError:
@@ -71,16 +73,16 @@ class Ledger:
             raise UsageError(f"another process lands in {self._tables.store}: one does at a time")
         self._number += 1
         self.rows = rows
-        if self._number % VACUUM_EVERY == 0 and (found := self._tables.open(TABLE)) is not None:
-            found.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
+        if self._number % VACUUM_EVERY == 0 and (opened := self._tables.open(TABLE)) is not None:
+            opened.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
 
 
 def read_progress(tables: Tables) -> dict[str, Progress]:
     try:
-        found = [msgspec.convert(row, Progress) for row in tables.fetch(TABLE).to_pylist()]
+        rows = [msgspec.convert(row, Progress) for row in tables.fetch(TABLE).to_pylist()]
     except msgspec.ValidationError as error:
         raise StorageError(f"{tables.store.table(TABLE)} does not tell how far landing is: {error}") from None
-    return {one.feed: one for one in found}
+    return {progress.feed: progress for progress in rows}
 
 
 def settle(tables: Tables, progress: Progress) -> dict[str, int]:
@@ -102,12 +104,12 @@ def landed_until(tables: Tables) -> dict[str, int]:
     done = all(tables.landed(table, of) >= progress.batch for table in progress.pending())
     try:
         ticks = json.loads((progress.until if done else progress.start) or "{}")
-        found = [(pubend[:8], int(tick)) for pubend, tick in ticks.items() if pubend != SINCE]
+        heads = [(pubend[:8], int(tick)) for pubend, tick in ticks.items() if pubend != SINCE]
     except (ValueError, AttributeError) as error:
         raise StorageError(
             f"{tables.store.table(TABLE)} does not tell how far landing is: {error!r}"
         ) from None
-    return {broker: min(tick for other, tick in found if other == broker) for broker, _ in found}
+    return {broker: min(tick for other, tick in heads if other == broker) for broker, _ in heads}
 
 
 def begin(ledger: Ledger, name: str) -> None:

@@ -58,7 +58,9 @@ def migrate(tables: Tables) -> dict[str, int]:
     place = folder / FOLDER
     # A lake that somebody copied may lack what landing kept beside it.
     left = [
-        one for one in _TABLES if any((folder / one).glob(f"{OLD_SEGMENT}*")) and not _logged(folder, one)
+        table
+        for table in _TABLES
+        if any((folder / table).glob(f"{OLD_SEGMENT}*")) and not _logged(folder, table)
     ]
     if not place.is_dir() and not left:
         raise UsageError(f"{folder} has nothing of an earlier layout")
@@ -90,7 +92,7 @@ def _check_alone(place: Path) -> None:
 
 def _old_feed(place: Path) -> _Old:
     checkpoint = place / "checkpoint"
-    done = [int(one.name) for one in (checkpoint / "commits").glob("[0-9]*")]
+    done = [int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")]
     try:
         metadata = checkpoint / "metadata"
         query = json.loads(metadata.read_text())["id"] if metadata.exists() else ""
@@ -108,15 +110,15 @@ def _old_feed(place: Path) -> _Old:
 
 def _segments(place: Path, feeds: list[_Old]) -> list[str]:
     """Those that count: replaced by none, and of batches that were done."""
-    there = {one.name.removeprefix(OLD_SEGMENT) for one in place.glob(f"{OLD_SEGMENT}*")}
+    there = {file.name.removeprefix(OLD_SEGMENT) for file in place.glob(f"{OLD_SEGMENT}*")}
     for file in (place / REPLACED).glob("*.json"):
         if file.stem in there:
             there -= set(json.loads(file.read_text())["segments"])
     for feed in feeds:
-        found = {name: _SEGMENT.fullmatch(name) for name in there}
+        matches = {name: _SEGMENT.fullmatch(name) for name in there}
         there -= {
             name
-            for name, match in found.items()
+            for name, match in matches.items()
             if match is not None and match[1] == feed.query and int(match[2]) > feed.batch
         }
     return sorted(there)
@@ -169,6 +171,6 @@ def _note_landing(tables: Tables, place: Path, feeds: dict[str, _Old]) -> None:
 
 def _note_subscriptions(tables: Tables, file: Path) -> None:
     if file.exists():
-        found = [msgspec.structs.asdict(one) for one in noted_subscriptions(file)]
-        tables.overwrite("subscriptions", pa.Table.from_pylist(found, SCHEMAS["subscriptions"]))
+        listed = [msgspec.structs.asdict(subscription) for subscription in noted_subscriptions(file)]
+        tables.overwrite("subscriptions", pa.Table.from_pylist(listed, SCHEMAS["subscriptions"]))
         file.unlink()

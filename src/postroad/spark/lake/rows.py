@@ -288,34 +288,36 @@ def _common(names: list[str], rows: Deliveries | Spans) -> dict[str, pa.Array]:
     return {
         "subscriber": pa.array(names, pa.string()).take(pa.array(rows.subscriber)),
         "session": pa.array(rows.session.astype(np.int64)),
-        "pubend": pa.array([pubend_text(int(one)) for one in pubends], pa.string()).take(pa.array(at)),
+        "pubend": pa.array([pubend_text(int(pubend)) for pubend in pubends], pa.string()).take(pa.array(at)),
         "at_us": pa.array(rows.at_us, pa.int64()),
         "date": pc.cast(pa.array(days.astype(np.int32)), pa.date32()),
-        "origin": pa.array([broker_text(int(one) >> 32) for one in pubends], pa.string()).take(pa.array(at)),
+        "origin": pa.array([broker_text(int(pubend) >> 32) for pubend in pubends], pa.string()).take(
+            pa.array(at)
+        ),
     }
 
 
 def queue_events(broker: int, number: int, reported: Sequence[QueueEvents]) -> pa.Table:
     """From one report: a row per message and what happened to it."""
-    found: list[dict[str, Any]] = []
-    for one in reported:
-        for at in range(0, len(one.ids), ID_BYTES):
-            found.append(
+    rows: list[dict[str, Any]] = []
+    for report in reported:
+        for at in range(0, len(report.ids), ID_BYTES):
+            rows.append(
                 {
-                    "what": one.what,
-                    "id": str(MessageId.from_bytes(one.ids[at : at + ID_BYTES])),
-                    "inbox": one.inbox,
-                    "who": one.who,
-                    "form": one.form or None,
-                    "at_us": one.at_us,
-                    "expires_us": one.expires_us or None,
+                    "what": report.what,
+                    "id": str(MessageId.from_bytes(report.ids[at : at + ID_BYTES])),
+                    "inbox": report.inbox,
+                    "who": report.who,
+                    "form": report.form or None,
+                    "at_us": report.at_us,
+                    "expires_us": report.expires_us or None,
                     "broker": broker_text(broker),
                     "number": number,
-                    "position": len(found),
-                    "date": day(one.at_us // MILLISECOND_US),
+                    "position": len(rows),
+                    "date": day(report.at_us // MILLISECOND_US),
                 }
             )
-    return pa.Table.from_pylist(found, SCHEMAS["queue_events"])
+    return pa.Table.from_pylist(rows, SCHEMAS["queue_events"])
 
 
 def best_effort_links(broker: int, number: int, state: BestEffort) -> pa.Table:
@@ -329,11 +331,11 @@ def repairs(broker: int, number: int, state: BestEffort) -> pa.Table:
 def _counted(
     table: str, broker: int, number: int, state: BestEffort, counts: Sequence[LinkCount | RepairCount]
 ) -> pa.Table:
-    told = {
+    about = {
         "broker": broker_text(broker),
         "boot": state.boot,
         "at_us": state.at_us,
         "number": number,
         "date": day(state.at_us // MILLISECOND_US),
     }
-    return pa.Table.from_pylist([told | msgspec.structs.asdict(one) for one in counts], SCHEMAS[table])
+    return pa.Table.from_pylist([about | msgspec.structs.asdict(count) for count in counts], SCHEMAS[table])

@@ -75,11 +75,11 @@ class Store:
         """All files below a table's place, whether they are of it or not."""
         if self.folder is not None:
             place = self.folder / table
-            return [str(one.relative_to(place)) for one in place.rglob("*") if not one.is_dir()]
+            return [str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir()]
         from pyarrow.fs import FileSelector, FileType
 
-        found = self._files(table).get_file_info(FileSelector("", recursive=True, allow_not_found=True))
-        return [one.path for one in found if one.type == FileType.File]
+        listed = self._files(table).get_file_info(FileSelector("", recursive=True, allow_not_found=True))
+        return [info.path for info in listed if info.type == FileType.File]
 
     def _files(self, table: str) -> Any:
         from deltalake.fs import DeltaStorageHandler
@@ -91,13 +91,13 @@ class Store:
 def store_at(place: str | Path, environment: Mapping[str, str] | None = None) -> Store:
     """The store that a person names; UsageError if it can be none."""
     text = str(place)
-    found = _URL.fullmatch(text)
-    if found is None or found[1] == "file":
-        folder = Path(text if found is None else f"/{found[2].lstrip('/')}").absolute()
+    parts = _URL.fullmatch(text)
+    if parts is None or parts[1] == "file":
+        folder = Path(text if parts is None else f"/{parts[2].lstrip('/')}").absolute()
         if _UNUSABLE.search(str(folder)):
             raise UsageError(f"{folder} cannot be a lake: the name of its folder has a % or a \\ in it")
         return Store(str(folder), folder)
-    if found[1] not in SCHEMES:
+    if parts[1] not in SCHEMES:
         raise UsageError(f"a lake is a folder or begins with {', '.join(SCHEMES)} and ://, not {text!r}")
     given = os.environ if environment is None else environment
     options = {name: value for name, value in given.items() if name.startswith(_SETTINGS)}
@@ -122,6 +122,6 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = [_ESCAPES.sub("", line).strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line]
-    chosen = told if len(told) < 3 else (told[0], told[-1])
+    texts = [line for line in lines if line]
+    chosen = texts if len(texts) < 3 else (texts[0], texts[-1])
     return shorten(": ".join(chosen) or repr(error), _MAX_REASON)

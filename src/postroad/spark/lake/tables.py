@@ -131,14 +131,14 @@ class Tables:
             return None
         with plain_failures(f"{url} cannot be read"):
             try:
-                found = DeltaTable(url, storage_options=dict(self.store.options))
+                opened = DeltaTable(url, storage_options=dict(self.store.options))
             except TableNotFoundError:
                 _check_empty(self.store, table)
                 return None
             except DeltaProtocolError as error:
                 raise UsageError(f"{url} needs a later Postroad or deltalake: {error}") from None
-        _check_ours(found, table, url)
-        return found
+        _check_ours(opened, table, url)
+        return opened
 
     def check_place(self) -> None:
         """UsageError if no lake can be here."""
@@ -161,13 +161,13 @@ class Tables:
 
     def files(self, table: str) -> list[File]:
         """What is of a table now, in order of their names."""
-        found = self.open(table)
-        return [] if found is None else _files(found, table)
+        opened = self.open(table)
+        return [] if opened is None else _files(opened, table)
 
     def landed(self, table: str, by: str) -> int:
         """The number of the last batch of this one that is in a table; -1 if there is none."""
-        found = self.open(table)
-        return -1 if found is None else _landed(found, by)
+        opened = self.open(table)
+        return -1 if opened is None else _landed(opened, by)
 
     def append(self, table: str, rows: pa.Table, batch: Batch | None = None) -> bool:
         """Add rows; False if the batch is there already, or there are none."""
@@ -181,12 +181,12 @@ class Tables:
 
     def fetch(self, table: str) -> pa.Table:
         """All rows of a small table without partitions."""
-        found: list[pa.Table] = []
+        parts: list[pa.Table] = []
         with plain_failures(f"{self.store.table(table)} cannot be read"):
             for file in self.files(table):
                 with self.store.open(table, file.path) as opened:
-                    found.append(fitted(pq.read_table(opened), table))
-        return pa.concat_tables(found) if found else arrow.SCHEMAS[table].empty_table()
+                    parts.append(fitted(pq.read_table(opened), table))
+        return pa.concat_tables(parts) if parts else arrow.SCHEMAS[table].empty_table()
 
     def commit(
         self, table: str, added: Sequence[Added], batch: Batch | None = None, removed: Iterable[File] = ()
@@ -202,16 +202,16 @@ class Tables:
             return False
         with plain_failures(f"{self.store.table(table)} cannot be written"):
             for left in reversed(range(COMMIT_TRIES)):
-                found = self.open(table) or self.make(table)
-                if batch is not None and _landed(found, batch.by) >= batch.number:
+                opened = self.open(table) or self.make(table)
+                if batch is not None and _landed(opened, batch.by) >= batch.number:
                     return False
-                if gone and not {one.path for one in gone} <= {one.path for one in _files(found, table)}:
+                if gone and not {file.path for file in gone} <= {file.path for file in _files(opened, table)}:
                     raise OvertakenError(f"{self.store.table(table)} has been changed by another process")
                 try:
-                    before = found.version()
-                    _commit(found, table, added, batch, gone)
-                    found.update_incremental()
-                    self.store.sync_log(table, range(before + 1, found.version() + 1))
+                    before = opened.version()
+                    _commit(opened, table, added, batch, gone)
+                    opened.update_incremental()
+                    self.store.sync_log(table, range(before + 1, opened.version() + 1))
                     return True
                 except CommitFailedError as error:
                     if gone:
@@ -267,10 +267,10 @@ class Lake(Tables):
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             tables = (pa.Table.from_batches([batch]) for batch in batches)
             done = write_rows(store, table, tables, kind)
-            yield pa.record_batch({"added": [msgspec.json.encode(one) for one in done]}, schema=_ADDED)
+            yield pa.record_batch({"added": [msgspec.json.encode(file) for file in done]}, schema=_ADDED)
 
-        found = rows.select(*columns(table)).mapInArrow(write, "added binary").collect()
-        return [msgspec.json.decode(row.added, type=Added) for row in found]
+        answers = rows.select(*columns(table)).mapInArrow(write, "added binary").collect()
+        return [msgspec.json.decode(row.added, type=Added) for row in answers]
 
 
 _ADDED: Final = pa.schema([("added", pa.binary())])
@@ -286,8 +286,8 @@ def _reader(
             with plain_failures(f"{store.table(table)} cannot be read"):
                 opened = pq.ParquetFile(store.open(table, files[at].path))
                 for batch in opened.iter_batches():
-                    found = fitted(pa.Table.from_batches([batch]), table, files[at].values)
-                    yield from found.combine_chunks().to_batches()
+                    rows = fitted(pa.Table.from_batches([batch]), table, files[at].values)
+                    yield from rows.combine_chunks().to_batches()
 
     return read
 
@@ -303,73 +303,73 @@ def fitted(rows: pa.Table, table: str, values: dict[str, str] | None = None) -> 
     return rows.select(arrow.SCHEMAS[table].names).cast(arrow.SCHEMAS[table])
 
 
-def _files(found: DeltaTable, table: str) -> list[File]:
+def _files(opened: DeltaTable, table: str) -> list[File]:
     highest = "max."
     return sorted(
         File(
-            path=one["path"],
-            size=one["size_bytes"],
-            rows=one["num_records"] or 0,
-            values={name: str(one[f"partition.{name}"]) for name in PARTITIONS[table]},
+            path=action["path"],
+            size=action["size_bytes"],
+            rows=action["num_records"] or 0,
+            values={name: str(action[f"partition.{name}"]) for name in PARTITIONS[table]},
             last={
                 name.removeprefix(highest): value
-                for name, value in one.items()
+                for name, value in action.items()
                 if name.startswith(highest) and value is not None
             },
         )
-        for one in pa.table(found.get_add_actions(flatten=True)).to_pylist()
+        for action in pa.table(opened.get_add_actions(flatten=True)).to_pylist()
     )
 
 
-def _landed(found: DeltaTable, by: str) -> int:
-    number = found.transaction_version(by)
+def _landed(opened: DeltaTable, by: str) -> int:
+    number = opened.transaction_version(by)
     return -1 if number is None else number
 
 
 def _commit(
-    found: DeltaTable, table: str, added: Sequence[Added], batch: Batch | None, removed: list[File]
+    opened: DeltaTable, table: str, added: Sequence[Added], batch: Batch | None, removed: list[File]
 ) -> None:
     from deltalake import CommitProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
 
     actions: list[AddAction | RemoveAction] = [
-        AddAction(one.path, one.size, one.values, one.made_ms, True, one.stats) for one in added
+        AddAction(file.path, file.size, file.values, file.made_ms, True, file.stats) for file in added
     ]
     now_ms = time.time_ns() // 1_000_000
-    actions += [RemoveAction(one.path, True, now_ms, one.size, dict(one.values)) for one in removed]
+    actions += [RemoveAction(file.path, True, now_ms, file.size, dict(file.values)) for file in removed]
     transactions = None if batch is None else [Transaction(batch.by, batch.number)]
-    found.create_write_transaction(
+    opened.create_write_transaction(
         actions,
         "append",
-        _evolved(found, table),
+        _evolved(opened, table),
         list(PARTITIONS[table]),
         commit_properties=CommitProperties(app_transactions=transactions),
     )
 
 
-def _evolved(found: DeltaTable, table: str) -> Any:
+def _evolved(opened: DeltaTable, table: str) -> Any:
     """The table's schema, after columns were added to it that it lacks: a later Postroad has more."""
     from deltalake import Schema
 
-    there = {field.name for field in found.schema().fields}
+    there = {field.name for field in opened.schema().fields}
     new = [field for field in Schema.from_arrow(arrow.SCHEMAS[table]).fields if field.name not in there]
     if new:
-        found.alter.add_columns(new)
-        found.update_incremental()
-    return found.schema()
+        opened.alter.add_columns(new)
+        opened.update_incremental()
+    return opened.schema()
 
 
-def _check_ours(found: DeltaTable, table: str, url: str) -> None:
+def _check_ours(opened: DeltaTable, table: str, url: str) -> None:
     from deltalake import Schema
 
-    layout = found.metadata().configuration.get(LAYOUT_PROPERTY)
+    layout = opened.metadata().configuration.get(LAYOUT_PROPERTY)
     if layout is None:
         raise UsageError(f"{url} is a Delta table of something else: a lake has a place of its own")
     if not layout.isdecimal() or int(layout) > LAYOUT:
         raise UsageError(
             f"{url} has layout {layout}, from a later Postroad; this one knows layouts up to {LAYOUT}"
         )
-    there = {field.name: json.loads(field.type.to_json()) for field in found.schema().fields}
+    there = {field.name: json.loads(field.type.to_json()) for field in opened.schema().fields}
     for field in Schema.from_arrow(arrow.SCHEMAS[table]).fields:
         kind = json.loads(field.type.to_json())
         if there.get(field.name, kind) != kind:
@@ -379,8 +379,8 @@ def _check_ours(found: DeltaTable, table: str, url: str) -> None:
 def _check_empty(store: Store, table: str) -> None:
     """UsageError if files are here that landing did not write: a log made over them would, in time, have
     compaction remove them."""
-    strangers = sorted(one for one in store.paths(table) if not is_own_name(one))
-    if any(one.startswith(OLD_SEGMENT) for one in strangers):
+    strangers = sorted(path for path in store.paths(table) if not is_own_name(path))
+    if any(path.startswith(OLD_SEGMENT) for path in strangers):
         raise UsageError(
             f"{store} is a lake of an earlier Postroad: `postroad pipeline migrate` brings it over"
         )

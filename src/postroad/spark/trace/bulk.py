@@ -75,10 +75,10 @@ def read_ids(spark: SparkSession, path: str | Path) -> DataFrame:
         table = spark.read.parquet(spark_path(place))
         if "id" not in table.columns:
             raise UsageError(f"{place} has no column `id`; it has {', '.join(table.columns)}")
-        found = table.selectExpr("lower(trim(CAST(id AS STRING))) AS id")
+        ids = table.selectExpr("lower(trim(CAST(id AS STRING))) AS id")
     else:
-        found = spark.read.text(spark_path(place)).selectExpr("lower(trim(value)) AS id")
-    return found.filter("id <> ''")  # nor NULL
+        ids = spark.read.text(spark_path(place)).selectExpr("lower(trim(value)) AS id")
+    return ids.filter("id <> ''")  # nor NULL
 
 
 def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -> DataFrame:
@@ -134,7 +134,7 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     from pyspark.sql.functions import expr
 
     # Landing may go on meanwhile: how far it is comes first, and links are told after the map.
-    told = landed_until(lake)
+    landed = landed_until(lake)
     links = lake.read("topology").select("broker", "name", "boot", "at_us", "links").collect()
     links.sort(key=lambda row: (row.broker, row.boot, row.at_us))
     totals = lake.read("filters").groupBy("broker").agg(*(expr(text) for text in _TOTALS)).collect()
@@ -143,7 +143,7 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     rows = lake.read("attachments").drop("date").collect()
     rows.sort(key=lambda row: (row.broker, row.number, row.position))
     views: dict[int, BrokerView] = {}
-    by_broker = {text: list(told) for text, told in groupby(rows, lambda row: row.broker)}
+    by_broker = {text: list(of_broker) for text, of_broker in groupby(rows, lambda row: row.broker)}
     untracked = _untracked(links, by_broker)
     for text in sorted({*by_broker, *untracked}):
         number = int(text, 16)
@@ -157,23 +157,23 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
             config=config,
             stored_us=stored.get(text, 0),
             landed_us=_landed_from(of) or FOREVER,
-            told_us=0 if since else told.get(text, 0),
+            told_us=0 if since else landed.get(text, 0),
             unlanded=_unlanded(maps, [*untold, *gaps.get(text, ())]),
         )
     return NetworkView(views, config), totals
 
 
-def _landed_from(told: Sequence[Any]) -> int | None:
+def _landed_from(rows: Sequence[Any]) -> int | None:
     """When a broker told its first whole map: it ends with the start of what follows. All that the broker
     stored from then on is in the lake, or will be. None: it has told none, or of the last and what followed a
     bulletin is missing, which may have been about any time."""
-    if not told:
+    if not rows:
         return None
-    last = max((row.number for row in told if row.whole), default=0)
-    numbers = {row.number for row in told if row.number >= last}
+    last = max((row.number for row in rows if row.whole), default=0)
+    numbers = {row.number for row in rows if row.number >= last}
     if len(numbers) <= max(numbers) - last:
         return None
-    whole = list(dropwhile(lambda row: not row.whole, told))
+    whole = list(dropwhile(lambda row: not row.whole, rows))
     heads = list(takewhile(lambda row: row.what == "start" and row.number == whole[0].number, whole))
     rest = whole[len(heads) :]
     if rest and rest[0].number == whole[0].number:
@@ -181,11 +181,11 @@ def _landed_from(told: Sequence[Any]) -> int | None:
     return int(heads[-1].at_us) if heads else None
 
 
-def _set_back(told: Sequence[Any]) -> Iterator[Change]:
+def _set_back(changes: Sequence[Any]) -> Iterator[Change]:
     """What is lost of a broker that went on from a backup: a process of it told its map after the one had
     stopped that the next knows as the last before it."""
     before_us = 0
-    for _, rows in groupby(told, lambda row: row.number >> 32):
+    for _, rows in groupby(changes, lambda row: row.number >> 32):
         start = next((row for row in rows if row.what == "start" and row.who == SNAPSHOT), None)
         if start is None:
             continue
@@ -195,10 +195,10 @@ def _set_back(told: Sequence[Any]) -> Iterator[Change]:
         before_us = start.at_us
 
 
-def _untracked(links: Iterable[Any], told: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+def _untracked(links: Iterable[Any], by_broker: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """What brokers told of their links in starts without a map, after the last that told one: each start
     tells it before its links, but one that does not track messages has none."""
-    boots = {broker: of[-1].number >> 32 for broker, of in told.items()}
+    boots = {broker: of[-1].number >> 32 for broker, of in by_broker.items()}
     since = (row for row in links if row.boot > boots.get(row.broker, -1))
     return {broker: list(of) for broker, of in groupby(since, lambda row: row.broker)}
 
@@ -218,21 +218,23 @@ def _unlanded(maps: Sequence[Sequence[Change]], gaps: Collection[tuple[int, int]
     is said there."""
     if not gaps:
         return []
-    changes = [one for of in maps for one in of]
+    changes = [change for of in maps for change in of]
     persist_us = widest(changes).persist_us
-    told = sorted(one.at_us for one in changes if one.what == "start" and one.who == SNAPSHOT)
+    maps_us = sorted(change.at_us for change in changes if change.what == "start" and change.who == SNAPSHOT)
     recorded: list[tuple[int, int]] = []
     noted: list[tuple[int, int]] = []
     for start_us, end_us in gaps:
         # It takes an interval until something is stored, and is published soon after that.
         since_us = start_us - 2 * persist_us
-        later = bisect_right(told, end_us)
-        mapped_us = told[later] if later < len(told) else FOREVER
+        later = bisect_right(maps_us, end_us)
+        mapped_us = maps_us[later] if later < len(maps_us) else FOREVER
         recorded.append((since_us, end_us if mapped_us < FOREVER else FOREVER))
         noted.append((since_us - persist_us, mapped_us))
     noted = joined(noted, len(noted))
     recorded += [
-        (one.at_us, one.until_us) for one in changes if one.what == "handled" and holds(noted, one.noted_us)
+        (change.at_us, change.until_us)
+        for change in changes
+        if change.what == "handled" and holds(noted, change.noted_us)
     ]
     return joined(recorded, len(recorded))
 
@@ -262,15 +264,15 @@ class _Work(NamedTuple):
 
         wrong = f"slice(array_sort(collect_set(wrong)), 1, {NAMED}) AS wrong"
         counted = packed.groupBy("home", "bucket").agg(expr("sum(ids) AS ids"), expr(wrong))
-        found = counted.toArrow()
-        _check_sound(found.filter(pc.is_null(found["home"])).to_pylist())
-        low, high = _span(found)
+        counts = counted.toArrow()
+        _check_sound(counts.filter(pc.is_null(counts["home"])).to_pylist())
+        low, high = _span(counts)
         if high - low >= MAX_BUCKETS:
             days = (high - low) * self.bucket_ms // 86_400_000
             raise UsageError(
                 f"the ids spread over {days} days: trace them in parts, or leave out times that cannot be"
             )
-        return found.drop_columns("wrong")
+        return counts.drop_columns("wrong")
 
     def heaviest(self, groups: pa.Table) -> float:
         """The most bytes that the records of all origins have in one bucket."""
@@ -346,7 +348,7 @@ def _check_sound(wrong: Sequence[Mapping[str, Any]]) -> None:
     """UsageError about texts that are no ids, of which there is a row at most."""
     for row in wrong:
         lines = f"{row['ids']:,} line{'s' if row['ids'] > 1 else ''}"
-        named = ", ".join(repr(shorten(one, _SHOWN)) for one in row["wrong"])
+        named = ", ".join(repr(shorten(text, _SHOWN)) for text in row["wrong"])
         raise UsageError(f"{lines} with no message id such as {_EXAMPLE}: {named}")
 
 

@@ -40,11 +40,11 @@ class Bits(NamedTuple):
         return float(fill**self.k)
 
 
-def contains(one: Bits, keys: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+def contains(bits: Bits, keys: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Keys of 16 bytes, however they are typed."""
     if not len(keys):
         return np.zeros(0, np.bool_)
-    return np.frombuffer(kernel.bloom_contains(one.bits, one.m, one.k, keys.tobytes()), np.bool_)
+    return np.frombuffer(kernel.bloom_contains(bits.bits, bits.m, bits.k, keys.tobytes()), np.bool_)
 
 
 def picked(table: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
@@ -58,8 +58,8 @@ def contained(filters: Sequence[Bits], keys: Keys, rows: Sequence[Rows]) -> list
     """For each filter, which of its rows of `keys` it claims."""
     out: list[Rows] = [NO_ROWS] * len(filters)
     shapes: dict[tuple[int, int], list[int]] = {}
-    for at, one in enumerate(filters):
-        shapes.setdefault((one.m, one.k), []).append(at)
+    for at, bits in enumerate(filters):
+        shapes.setdefault((bits.m, bits.k), []).append(at)
     for (m, k), members in shapes.items():
         for first in range(0, len(members), WORD):
             some = members[first : first + WORD]
@@ -77,8 +77,8 @@ def contained(filters: Sequence[Bits], keys: Keys, rows: Sequence[Rows]) -> list
 def sliced(m: int, bits: Sequence[bytes]) -> npt.NDArray[np.uint64]:
     """Word p has bit p of every filter, the first filter's lowest."""
     out = np.zeros((m + 7) // 8 * 8, np.uint64)
-    for at, one in enumerate(bits):
-        flags = np.unpackbits(np.frombuffer(one, np.uint8), bitorder="little")
+    for at, filter_bits in enumerate(bits):
+        flags = np.unpackbits(np.frombuffer(filter_bits, np.uint8), bitorder="little")
         out |= flags.astype(np.uint64) << np.uint64(at)
     return out[:m]
 

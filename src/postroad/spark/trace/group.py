@@ -92,12 +92,12 @@ class _Least:
 
     def __init__(self, ids: int) -> None:
         self._ids = ids
-        self.held: dict[int, tuple[Flags, Rates]] = {}
+        self.claims: dict[int, tuple[Flags, Rates]] = {}
 
     def claim(self, neighbour: int, flags: Flags, rates: Rates) -> None:
         nothing = np.zeros(self._ids, np.bool_), np.ones(self._ids, np.float64)
-        had, least = self.held.get(neighbour, nothing)
-        self.held[neighbour] = had | flags, np.where(flags, np.minimum(least, rates), least)
+        had, least = self.claims.get(neighbour, nothing)
+        self.claims[neighbour] = had | flags, np.where(flags, np.minimum(least, rates), least)
 
 
 class Group:
@@ -118,21 +118,23 @@ class Group:
         filters: list[Stored] = []
         bits: list[Bits] = []
         self._logs: list[tuple[Stored, bytes]] = []  # and their entries
-        for one in sorted(records, key=lambda one: (one.broker, one.meta.key, one.meta.sequence)):
-            if one.body is None:
-                if one.broker in self.views:
-                    self.views[one.broker] = self.views[one.broker].without(one.meta)
-            elif one.meta.key.kind == LOG:
-                self._logs.append((one, one.body))
-            elif _reaches(one.meta, first, last):
-                filters.append(one)
-                bits.append(Bits(one.meta.m, one.meta.k, one.body))
+        for record in sorted(
+            records, key=lambda record: (record.broker, record.meta.key, record.meta.sequence)
+        ):
+            if record.body is None:
+                if record.broker in self.views:
+                    self.views[record.broker] = self.views[record.broker].without(record.meta)
+            elif record.meta.key.kind == LOG:
+                self._logs.append((record, record.body))
+            elif _reaches(record.meta, first, last):
+                filters.append(record)
+                bits.append(Bits(record.meta.m, record.meta.k, record.body))
         self._classify(filters)
         self._filters = bits
-        self._fpp = np.array([one.fpp for one in self._filters], np.float64)
-        self._counts = np.array([one.meta.count for one in filters], np.float64)
-        self._spans_ms = np.array([one.meta.span_ms for one in filters], np.float64)
-        self._ranged = np.array([one.meta.ranged for one in filters], np.bool_)
+        self._fpp = np.array([bits_of.fpp for bits_of in self._filters], np.float64)
+        self._counts = np.array([stored.meta.count for stored in filters], np.float64)
+        self._spans_ms = np.array([stored.meta.span_ms for stored in filters], np.float64)
+        self._ranged = np.array([stored.meta.ranged for stored in filters], np.bool_)
         self.histories: dict[int, dict[HistoryKey, History]] = {number: {} for number in self.views}
         for at, stored in enumerate(filters):
             of = self.histories.setdefault(stored.broker, {})
@@ -144,19 +146,19 @@ class Group:
 
     def _classify(self, filters: Sequence[Stored]) -> None:
         parts = [view.edges() for view in self.views.values()]
-        for one in filters:
-            meta = one.meta
+        for stored in filters:
+            meta = stored.meta
             spans = [(meta.lo_ms, meta.hi_ms), *meta.singles]
             parts.append(np.array([edge for lo, hi in spans for edge in (lo, hi + 1)], np.int64))
         edges = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
-        found = np.searchsorted(edges, self.times, side="right")
-        _, first, inverse = np.unique(found, return_index=True, return_inverse=True)
+        intervals = np.searchsorted(edges, self.times, side="right")
+        _, first, inverse = np.unique(intervals, return_index=True, return_inverse=True)
         self.classes: Numbers = inverse.astype(np.int64)  # of each id
         self.firsts: Numbers = first.astype(np.int64)  # the first id of each class; the others follow it
         self.moments: Times = self.times[first]  # a time of each class
         self._matching = np.zeros((len(self.moments), len(filters)), np.bool_)
-        for at, one in enumerate(filters):
-            for lo, hi in ((one.meta.lo_ms, one.meta.hi_ms), *one.meta.singles):
+        for at, stored in enumerate(filters):
+            for lo, hi in ((stored.meta.lo_ms, stored.meta.hi_ms), *stored.meta.singles):
                 self._matching[:, at] |= (lo <= self.moments) & (self.moments <= hi)
 
     def __len__(self) -> int:
@@ -187,8 +189,8 @@ class Group:
                 history.claimed = np.zeros(len(self), np.bool_)
                 plain += [(at, history) for at in history.members]
         rows = [self._matched(at) for at, _ in plain]
-        found = contained([self._filters[at] for at, _ in plain], self.keys, rows)
-        for (_, history), hits in zip(plain, found, strict=True):
+        claimed = contained([self._filters[at] for at, _ in plain], self.keys, rows)
+        for (_, history), hits in zip(plain, claimed, strict=True):
             if history.claimed is not None:
                 history.claimed[hits] = True
 
@@ -209,17 +211,17 @@ class Group:
         texts = self.keys.view("S16").ravel()
         order = np.argsort(texts, kind="stable")
         ordered = texts[order]
-        for one, body in self._logs:
+        for log, body in self._logs:
             entries = np.frombuffer(body, ENTRY)
             wanted = np.ascontiguousarray(entries["id"]).view("S16")
             at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
             hit = ordered[at] == wanted
             rows, whats = order[at[hit]], entries["what"][hit]
-            of = self.logged.setdefault(one.broker, {})
+            of = self.logged.setdefault(log.broker, {})
             for number in np.unique(whats).tolist():
-                if number >= len(one.meta.names):
+                if number >= len(log.meta.names):
                     continue
-                what, origin, who = one.meta.names[number].split(" ", 2)
+                what, origin, who = log.meta.names[number].split(" ", 2)
                 name = (what, int(origin), who)
                 mine = np.unique(rows[whats == number])
                 of[name] = np.union1d(of[name], mine) if name in of else mine
@@ -246,19 +248,22 @@ class Group:
 
     def sightings(self, broker: int, *, limited: bool) -> list[tuple[int, int, Flags, Rates]]:
         """(origin, neighbour, per id whether it came from there, rate); `limited` to the origin in the id."""
-        found: list[tuple[int, int, Flags, Rates]] = []
+        seen: list[tuple[int, int, Flags, Rates]] = []
         for key, history in self.histories.get(broker, {}).items():
             if key.kind == ROUTING and history.claimed is not None:
-                found.append((key.origin, key.neighbour, history.claimed, history.rate[self.classes]))
+                seen.append((key.origin, key.neighbour, history.claimed, history.rate[self.classes]))
         for (what, origin, who), rows in self.logged.get(broker, {}).items():
             if what == ROUTED:
-                found.append((origin, int(who), self._flags(rows), np.zeros(len(self), np.float64)))
+                seen.append((origin, int(who), self._flags(rows), np.zeros(len(self), np.float64)))
         if limited:
-            found = [
+            seen = [
                 (origin, neighbour, flags & (self.homes == origin), rates)
-                for origin, neighbour, flags, rates in found
+                for origin, neighbour, flags, rates in seen
             ]
-        return sorted((one for one in found if one[2].any()), key=lambda one: (one[0], one[1]))
+        return sorted(
+            (sighting for sighting in seen if sighting[2].any()),
+            key=lambda sighting: (sighting[0], sighting[1]),
+        )
 
     def forwardings(
         self, broker: int, origins: dict[int, Flags], neighbours: Flags, names: Sequence[int]
@@ -275,20 +280,20 @@ class Group:
         recorded = only[self.classes]
         if mode == "set":
             recorded &= neighbours.sum(axis=1)[self.classes] <= MAX_SET_DEGREE
-        found = _Least(len(self))
+        least = _Least(len(self))
 
         for origin, at_origin in sorted(origins.items()):
             for (what, of, who), rows in self.logged.get(broker, {}).items():
                 if what == FORWARDED and of == origin:
-                    found.claim(int(who), self._flags(rows) & at_origin, np.zeros(len(self), np.float64))
+                    least.claim(int(who), self._flags(rows) & at_origin, np.zeros(len(self), np.float64))
             if mode == "set":
-                self._sets(broker, origin, at_origin & recorded, neighbours, names, found)
+                self._sets(broker, origin, at_origin & recorded, neighbours, names, least)
                 continue
             for key, history in self.histories.get(broker, {}).items():
                 recorded_of = history.claimed if key.kind == FORWARDING and key.origin == origin else None
                 if key.neighbour and recorded_of is not None:
-                    found.claim(key.neighbour, recorded_of & at_origin, history.rate[self.classes])
-        return recorded, found.held
+                    least.claim(key.neighbour, recorded_of & at_origin, history.rate[self.classes])
+        return recorded, least.claims
 
     def _sets(
         self,
@@ -297,7 +302,7 @@ class Group:
         wanted: Flags,
         neighbours: Flags,
         names: Sequence[int],
-        found: _Least,
+        least: _Least,
     ) -> None:
         """The set of neighbours inside the key: all sets of those there were at the time are tried."""
         history = self.histories.get(broker, {}).get(HistoryKey(FORWARDING, origin))
@@ -313,32 +318,32 @@ class Group:
             for chosen in sets:
                 hits = self._tagged(looks, set_tag(chosen))
                 for neighbour in chosen if len(hits) else ():
-                    found.claim(neighbour, self._flags(hits), rates)
+                    least.claim(neighbour, self._flags(hits), rates)
 
     def _looks(self, history: History, rows: Rows) -> list[_Look]:
         """These ids, as far as each filter of a history matches their times."""
-        found: list[_Look] = []
+        looks: list[_Look] = []
         for at in history.members:
             mine = (
                 self._matched(at) if len(rows) == len(self) else rows[self._matching[self.classes[rows], at]]
             )
             if len(mine):
-                found.append(_Look(self._filters[at], mine, picked(self.words, mine)))
-        return found
+                looks.append(_Look(self._filters[at], mine, picked(self.words, mine)))
+        return looks
 
     def _tagged(self, looks: Sequence[_Look], tag: bytes, present: Flags | None = None) -> Rows:
         """Which of these ids some filter claims with the tag; only in classes where `present`."""
         mark = np.frombuffer(tag, np.uint64)
-        found: list[Rows] = []
+        claimed: list[Rows] = []
         for look in looks:
             rows, words = look.rows, look.words
             if present is not None and not present.all():
                 there = present[self.classes[rows]]
                 rows, words = rows[there], words[there]
-            found.append(rows[contains(look.filter, words ^ mark)])
-        if len(found) > 1:
-            return np.flatnonzero(self._flags(np.concatenate(found)))
-        return found[0] if found else NO_ROWS
+            claimed.append(rows[contains(look.filter, words ^ mark)])
+        if len(claimed) > 1:
+            return np.flatnonzero(self._flags(np.concatenate(claimed)))
+        return claimed[0] if claimed else NO_ROWS
 
     def deliveries(self, broker: int, origins: dict[int, Flags]) -> Received:
         """Who got what of these origins here."""
@@ -355,7 +360,7 @@ class Group:
         ]
         count = there.sum(axis=1) + groups_there.sum(axis=1)  # of keys, per class
         hits, tried = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
-        found: list[tuple[str, Rows, Rates]] = []
+        receipts: list[tuple[str, Rows, Rates]] = []
         for origin, at_origin in sorted(origins.items()):
             rows = np.flatnonzero(at_origin)
             if not len(rows):
@@ -368,7 +373,7 @@ class Group:
                     claimed = self._tagged(looks, tag, present)
                     hits[claimed] += 1
                     if len(claimed):
-                        found += zip(members, repeat(claimed), repeat(rates[claimed]), strict=False)
+                        receipts += zip(members, repeat(claimed), repeat(rates[claimed]), strict=False)
                 tried[rows] += np.where(history.rate > 0, count, 0)[self.classes[rows]]
             for key, own in self.histories.get(broker, {}).items():
                 if key.kind == DELIVERY and key.origin == origin and key.subscriber in view.subscribers.names:
@@ -376,13 +381,13 @@ class Group:
                     claimed = self._tagged(self._looks(own, rows), subscriber_tag(key.subscriber), present)
                     hits[claimed] += 1
                     tried[rows] += (present & (own.rate > 0))[self.classes[rows]]
-                    found.append((key.subscriber, claimed, own.rate[self.classes[claimed]]))
+                    receipts.append((key.subscriber, claimed, own.rate[self.classes[claimed]]))
             for (what, of, who), logged in self.logged.get(broker, {}).items():
                 if what == DELIVERED and of == origin:
                     certain = logged[at_origin[logged]]
-                    found.append((who, certain, np.zeros(len(certain), np.float64)))
+                    receipts.append((who, certain, np.zeros(len(certain), np.float64)))
         tried = np.clip(tried, hits, MAX_CANDIDATES)
-        return _received(found, hits=hits, tried=tried, wanted=self._wanted(broker, origins))
+        return _received(receipts, hits=hits, tried=tried, wanted=self._wanted(broker, origins))
 
     def _wanted(self, broker: int, origins: dict[int, Flags]) -> Rates:
         """As `Lookup._wanted`."""
@@ -401,8 +406,8 @@ class Group:
         spans, counts = self._spans_ms[history.members], self._counts[history.members]
         ranged = self._ranged[history.members]
         beside = np.where(ranged, 0.0, counts / np.maximum(spans, 1.0))
-        found: Rates = matching @ (counts * ranged) / np.maximum(matching @ (spans * ranged), 1.0)
-        return found + matching @ beside
+        rate: Rates = matching @ (counts * ranged) / np.maximum(matching @ (spans * ranged), 1.0)
+        return rate + matching @ beside
 
 
 def _reaches(meta: FilterMeta, first_ms: int, last_ms: int) -> bool:
@@ -411,10 +416,10 @@ def _reaches(meta: FilterMeta, first_ms: int, last_ms: int) -> bool:
 
 
 def _received(
-    found: Iterable[tuple[str, Rows, Rates]], *, hits: Numbers, tried: Numbers, wanted: Rates
+    receipts: Iterable[tuple[str, Rows, Rates]], *, hits: Numbers, tried: Numbers, wanted: Rates
 ) -> Received:
     """Each message and receiver once, with the least of its rates. What the log has is no key."""
-    parts = [one for one in found if len(one[1])]
+    parts = [receipt for receipt in receipts if len(receipt[1])]
     names = tuple(sorted({name for name, _, _ in parts}))
     number = {name: at for at, name in enumerate(names)}
     row = np.concatenate([NO_ROWS, *(rows for _, rows, _ in parts)])

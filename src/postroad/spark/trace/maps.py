@@ -34,45 +34,49 @@ class JoinedMaps:
         lasting: set[tuple[str, str, int]] = set()  # of those attached
         clock_us = 0  # the latest that the broker's was seen at
         for changes in maps:
-            self.last = held = AttachmentMap.of(changes)
-            mine = self._spans_of(held)
-            told_us = next((one.at_us for one in changes if _ends_map(one)), None)
+            self.last = attachments = AttachmentMap.of(changes)
+            mine = self._spans_of(attachments)
+            told_us = next((change.at_us for change in changes if _ends_map(change)), None)
             if told_us is not None:
                 ended_us = max(clock_us, told_us)
                 for place in lasting - mine.keys():
                     self._attached[place] = max(ended_us, place[2])
-                again = {start_us for start_us, _ in held.lost}
+                reopened = {start_us for start_us, _ in attachments.lost}
                 lost = {
                     (start_us, ended_us if end_us == FOREVER_US else end_us)
                     for start_us, end_us in lost
-                    if end_us != FOREVER_US or start_us not in again
+                    if end_us != FOREVER_US or start_us not in reopened
                 }
             self._attached |= mine
             lasting = {place for place in {*lasting, *mine} if self._attached[place] == FOREVER_US}
             clock_us = max([clock_us, *map(_seen_us, changes)])
-            lost.update(held.lost)
-            leads.update(held.leads())
-            self._begin(held)
+            lost.update(attachments.lost)
+            leads.update(attachments.leads())
+            self._begin(attachments)
         self.lost = sorted(lost)
         self.leads = sorted(leads)
 
-    def _spans_of(self, held: AttachmentMap) -> dict[tuple[str, str, int], int]:
+    def _spans_of(self, attachments: AttachmentMap) -> dict[tuple[str, str, int], int]:
         """Who was attached; those of late deliveries are noted."""
-        found: dict[tuple[str, str, int], int] = {}
-        for kind, who, start_us, end_us, late in held.spans():
+        spans: dict[tuple[str, str, int], int] = {}
+        for kind, who, start_us, end_us, late in attachments.spans():
             until_us = FOREVER_US if end_us is None else end_us
             if late:
                 self._late[kind, who].add((start_us, until_us))
             else:
                 place = (kind, who, start_us)
-                found[place] = max(until_us, found.get(place, until_us))
-        return found
+                spans[place] = max(until_us, spans.get(place, until_us))
+        return spans
 
-    def _begin(self, held: AttachmentMap) -> None:
-        if held.forgot_us is not None:
-            self.forgot_us = max(held.forgot_us, self.forgot_us or 0)
-        if held.begins_us is not None:
-            first_us = held.begins_us if self.begins_us is None else min(held.begins_us, self.begins_us)
+    def _begin(self, attachments: AttachmentMap) -> None:
+        if attachments.forgot_us is not None:
+            self.forgot_us = max(attachments.forgot_us, self.forgot_us or 0)
+        if attachments.begins_us is not None:
+            first_us = (
+                attachments.begins_us
+                if self.begins_us is None
+                else min(attachments.begins_us, self.begins_us)
+            )
             self.begins_us = max(first_us, self.forgot_us or 0)
 
     def spans(self) -> Iterator[tuple[str, str, int, int | None, bool]]:
@@ -82,7 +86,7 @@ class JoinedMaps:
             yield from ((kind, who, *note, True) for note in joined(notes, len(notes)))
 
 
-def told_maps(told: Iterable[Any]) -> tuple[list[list[Change]], list[tuple[int, int]]]:
+def told_maps(rows: Iterable[Any]) -> tuple[list[list[Change]], list[tuple[int, int]]]:
     """From rows of `attachments` of one broker, by number and position: each whole map with what follows it;
     and (from, to] of what it may have forgotten without having told it here.
 
@@ -95,8 +99,8 @@ def told_maps(told: Iterable[Any]) -> tuple[list[list[Change]], list[tuple[int, 
     number = -1  # of the row before
     sound = False  # nothing is missing since the last whole map began
     mapped = False  # that one has ended
-    for row in told:
-        one = change(row.asDict(recursive=True))
+    for row in rows:
+        made = change(row.asDict(recursive=True))
         if row.whole and row.position == 0:
             sound, mapped, forgot_us = True, False, 0
             maps.append([])
@@ -105,25 +109,25 @@ def told_maps(told: Iterable[Any]) -> tuple[list[list[Change]], list[tuple[int, 
         number = row.number
         if not maps:
             maps.append([])
-        if one.what != "begin" or known_us is None:
-            maps[-1].append(one)
+        if made.what != "begin" or known_us is None:
+            maps[-1].append(made)
         if sound and mapped:
-            known_us = max(known_us or 0, _seen_us(one))
-        elif sound and one.what == "begin":
-            forgot_us = one.at_us
-        elif sound and _ends_map(one):
+            known_us = max(known_us or 0, _seen_us(made))
+        elif sound and made.what == "begin":
+            forgot_us = made.at_us
+        elif sound and _ends_map(made):
             # Nor does a broker tell anything, or count it, while nobody wants to hear it.
             if known_us is not None and known_us < forgot_us:
                 untold.append((known_us, forgot_us))
-            mapped, known_us = True, max(known_us or 0, one.at_us)
+            mapped, known_us = True, max(known_us or 0, made.at_us)
     return maps, untold
 
 
-def _ends_map(one: Change) -> bool:
+def _ends_map(change: Change) -> bool:
     """A whole map ends with this, of when it was told."""
-    return one.what == "start" and one.who == SNAPSHOT
+    return change.what == "start" and change.who == SNAPSHOT
 
 
-def _seen_us(one: Change) -> int:
+def _seen_us(change: Change) -> int:
     """The clock had shown that by then; 0 if it does not tell."""
-    return one.at_us if one.what in (*BY_THE_CLOCK, "begin") else one.noted_us
+    return change.at_us if change.what in (*BY_THE_CLOCK, "begin") else change.noted_us

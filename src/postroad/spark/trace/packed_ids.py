@@ -36,17 +36,17 @@ def packer(bucket_ms: int) -> Callable[[Batches], Batches]:
     in rows whose `ids` add up to how many there are."""
 
     def pack(batches: Batches) -> Batches:
-        held: list[Keys] = []
+        waiting: list[Keys] = []
         for batch in batches:
             keys, wrong = parsed(batch["id"])
             if wrong:
                 yield _rows_of_wrong(wrong)
-            held.append(keys)
-            if sum(map(len, held)) >= _AT_ONCE:
-                yield _packed(np.concatenate(held), bucket_ms)
-                held = []
-        if held:
-            yield _packed(np.concatenate(held), bucket_ms)
+            waiting.append(keys)
+            if sum(map(len, waiting)) >= _AT_ONCE:
+                yield _packed(np.concatenate(waiting), bucket_ms)
+                waiting = []
+        if waiting:
+            yield _packed(np.concatenate(waiting), bucket_ms)
 
     return pack
 
@@ -62,8 +62,8 @@ def parsed(column: pa.Array) -> tuple[Keys, list[str]]:
         # Written as text again they are what they were, or something was no id: a dash or a digit elsewhere.
         if len(keys) == rows and np.array_equal(id_characters(keys).ravel(), text):
             return keys, []
-    texts = ("" if one is None else one for one in column.to_pylist())
-    return np.zeros((0, ID_BYTES), np.uint8), sorted(one for one in texts if not _sound(one))
+    texts = ("" if text is None else text for text in column.to_pylist())
+    return np.zeros((0, ID_BYTES), np.uint8), sorted(text for text in texts if not _sound(text))
 
 
 def _bytes_of(text: bytes) -> Keys:

@@ -169,8 +169,8 @@ class _Judged:
             circumstances: dict[object, int] = {}
             by_class = np.array(
                 [
-                    circumstances.setdefault(one, len(circumstances))
-                    for one in zip(
+                    circumstances.setdefault(circumstance, len(circumstances))
+                    for circumstance in zip(
                         said.neighbours,
                         said.lost,
                         said.late.tolist(),
@@ -270,14 +270,14 @@ class _Judged:
         results = self._results
         columns = {
             "ids": ids,
-            "origin": pa.array([one.origin for one in results], pa.string()).take(pattern),
-            "origin_doubt": pa.array([one.origin_doubt for one in results], pa.float64()).take(pattern),
-            "verdict": pa.array([one.verdict for one in results], pa.string()).take(pattern),
-            "explanation": pa.array([one.explanation for one in results], pa.string()).take(pattern),
-            "route": pa.array([_route(one) for one in results], pa.list_(_STEP)).take(pattern),
+            "origin": pa.array([result.origin for result in results], pa.string()).take(pattern),
+            "origin_doubt": pa.array([result.origin_doubt for result in results], pa.float64()).take(pattern),
+            "verdict": pa.array([result.verdict for result in results], pa.string()).take(pattern),
+            "explanation": pa.array([result.explanation for result in results], pa.string()).take(pattern),
+            "route": pa.array([_route(result) for result in results], pa.list_(_STEP)).take(pattern),
             "receivers": self._receivers(asked),
             "missing": pa.array(
-                [[{"broker": name, "why": why} for name, why in one.missing] for one in results],
+                [[{"broker": name, "why": why} for name, why in result.missing] for result in results],
                 pa.list_(_MISSING),
             ).take(pattern),
         }
@@ -348,7 +348,9 @@ class _Judged:
                 if places[pattern, number] < 0:
                     places[pattern, number] = place
                 doubtful[pattern, number] &= step.doubt >= 1.0
-            passing = {int(one, 16) for one in passed_on((step.broker, step.source) for step in result.route)}
+            passing = {
+                int(broker, 16) for broker in passed_on((step.broker, step.source) for step in result.route)
+            }
             last[pattern, [at[broker] for broker in passing if broker in at]] = False
         return places, doubtful, last
 
@@ -375,8 +377,8 @@ class _Code:
         number = at[: len(heads)][self._classes]
         number[odd] = at[len(heads) :]
         if self._width * len(different) >= _WIDEST:
-            held, self.value = np.unique(self.value, return_inverse=True)
-            self._width = len(held)
+            values, self.value = np.unique(self.value, return_inverse=True)
+            self._width = len(values)
         self.value = self.value * len(different) + number
         self._width *= len(different)
 
@@ -415,7 +417,7 @@ def _shares(received: Received, taken: npt.NDArray[np.intp], pattern: Numbers, l
         return np.zeros(0, np.float64)
     columns = np.stack((received.rate[taken], received.keys[taken], pattern), axis=1)
     _, first, number = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    found = [
+    shares = [
         share(
             float(received.rate[taken[at]]),
             int(received.hits[received.row[taken[at]]]),
@@ -426,4 +428,4 @@ def _shares(received: Received, taken: npt.NDArray[np.intp], pattern: Numbers, l
         )
         for at in first.tolist()
     ]
-    return np.array(found, np.float64)[number]
+    return np.array(shares, np.float64)[number]

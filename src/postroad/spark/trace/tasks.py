@@ -48,7 +48,7 @@ def tracer(network: NetworkView, *, complete: bool) -> Callable[[pa.Table, pa.Ta
         known = np.isin(homes, list(network.brokers))
         left_over: list[Keys] = [keys[~known]]
         for home in np.unique(homes[known]).tolist():
-            own = [one for origin, one in records if origin in (home, SHARED)]
+            own = [record for origin, record in records if origin in (home, SHARED)]
             for some in _parts(keys[homes == home], at_once):
                 table, rest = trace_group(Group(some, own, network), complete=False)
                 tables.append(table)
@@ -56,7 +56,7 @@ def tracer(network: NetworkView, *, complete: bool) -> Callable[[pa.Table, pa.Ta
         rest = np.concatenate(left_over)
         if not complete:
             return pa.concat_tables([*tables, _unjudged(rest)])
-        every = [one for _, one in records]
+        every = [record for _, record in records]
         groups = (Group(some, every, network) for some in _parts(rest, at_once))
         return pa.concat_tables([*tables, *(trace_group(group, complete=True)[0] for group in groups)])
 
@@ -115,15 +115,15 @@ def _split(
     for home, bucket in np.unique(np.stack((homes, buckets), axis=1), axis=0).tolist():
         if low <= bucket <= high:
             part = entries[(homes == home) & (buckets == bucket)]
-            held = msgspec.structs.replace(meta, count=len(part))
-            yield home, broker, encode_record(held, part.tobytes()), bucket
+            part_meta = msgspec.structs.replace(meta, count=len(part))
+            yield home, broker, encode_record(part_meta, part.tobytes()), bucket
 
 
 def _as_batch(rows: Sequence[tuple[int, int, bytes, int]]) -> pa.RecordBatch:
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
     types = (pa.int64(), pa.int64(), pa.binary(), pa.int64())
     return pa.RecordBatch.from_arrays(
-        [pa.array(one, kind) for one, kind in zip(columns, types, strict=True)],
+        [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)],
         names=["origin", "broker", "record", "bucket"],
     )
 

@@ -26,20 +26,26 @@ def latest(lake: Lake) -> dict[str, Place]:
 
     said = expr(f"max_by(struct({', '.join(Place._fields)}), number) AS said")
     return {
-        row.broker: Place(**(row.said.asDict() | {"links": {one.broker: one.cost for one in row.said.links}}))
+        row.broker: Place(
+            **(row.said.asDict() | {"links": {link.broker: link.cost for link in row.said.links}})
+        )
         for row in lake.read("topology").groupBy("broker").agg(said).orderBy("broker").collect()
     }
 
 
 def tracking_settings(places: Iterable[Place]) -> TrackingConfig:
     """Those that answers depend on: the widest of the brokers', and the defaults where none tells."""
-    known = [one for one in places if one.skew_us is not None and one.jitter_us is not None and one.routing]
+    known = [
+        place
+        for place in places
+        if place.skew_us is not None and place.jitter_us is not None and place.routing
+    ]
     if not known:
         return TrackingConfig()
-    ways = {one.routing for one in known}
+    ways = {place.routing for place in known}
     return TrackingConfig(
-        skew_us=max(one.skew_us or 0 for one in known),
-        jitter_us=max(one.jitter_us or 0 for one in known),
+        skew_us=max(place.skew_us or 0 for place in known),
+        jitter_us=max(place.jitter_us or 0 for place in known),
         routing=ways.pop() or "all" if len(ways) == 1 else "all",
     )
 

@@ -39,20 +39,20 @@ class Spans:
     last: Times
 
     @classmethod
-    def of(cls, found: Sequence[tuple[str, int, int]]) -> Spans:
-        names = tuple(sorted({name for name, _, _ in found}))
+    def of(cls, spans: Sequence[tuple[str, int, int]]) -> Spans:
+        names = tuple(sorted({name for name, _, _ in spans}))
         number = {name: at for at, name in enumerate(names)}
         return cls(
             names,
-            np.array([number[name] for name, _, _ in found], np.int64),
-            np.array([first for _, first, _ in found], np.int64),
-            np.array([last for _, _, last in found], np.int64),
+            np.array([number[name] for name, _, _ in spans], np.int64),
+            np.array([first for _, first, _ in spans], np.int64),
+            np.array([last for _, _, last in spans], np.int64),
         )
 
     def plus(self, name: str, spans: Iterable[tuple[int, int]]) -> Spans:
-        held = zip(self.who.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
-        found = [(self.names[who], first, last) for who, first, last in held]
-        return Spans.of([*found, *((name, first, last) for first, last in spans)])
+        columns = zip(self.who.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
+        own = [(self.names[who], first, last) for who, first, last in columns]
+        return Spans.of([*own, *((name, first, last) for first, last in spans)])
 
     def within(self, first_ms: int, last_ms: int) -> Spans:
         """Only what concerns these times."""
@@ -102,12 +102,12 @@ class BrokerView:
         records was stored that the lake has; `told_us`: all that it published until then is here;
         `landed_us`: what it stored earlier may not be, nor what it recorded (from, to] those that are
         `unlanded`."""
-        held = JoinedMaps(maps)
-        skew, jitter = read_bounds(config, held.last)
+        joined_maps = JoinedMaps(maps)
+        skew, jitter = read_bounds(config, joined_maps.last)
         slack = skew + jitter
         attached: dict[str, list[tuple[str, int, int]]] = {SUBSCRIBER: [], GROUP: []}
         linked: list[tuple[str, int | None]] = []
-        for kind, who, start_us, end_us, late in held.spans():
+        for kind, who, start_us, end_us, late in joined_maps.spans():
             last = FOREVER if end_us is None else (end_us + skew) // MILLISECOND_US
             if kind == NEIGHBOUR and not late:
                 linked.append((who, end_us))
@@ -115,20 +115,20 @@ class BrokerView:
                 # From the first millisecond whose end, plus the slack, reaches the start.
                 first = -((slack + MILLISECOND_US - 1 - start_us) // MILLISECOND_US)
                 attached[kind].append((who, first, last))
-        leads = [(-FOREVER * MILLISECOND_US, FOREVER * MILLISECOND_US, 0), *held.leads]
+        leads = [(-FOREVER * MILLISECOND_US, FOREVER * MILLISECOND_US, 0), *joined_maps.leads]
         lost = [
             (LOST, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
-            for start, end in held.lost
+            for start, end in joined_maps.lost
         ]
-        begun = held.begins_us or 0
+        begun = joined_maps.begins_us or 0
         lost += [
             (NOT_LANDED, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
             for start, end in ((begun, landed_us), *unlanded)
             if end > start
         ]
-        forgot = held.forgot_us
-        whole_us = _whole_until(held.last, stored_us, told_us) - slack
-        if any(one.what == "stop" for one in maps[-1][-1:]):
+        forgot = joined_maps.forgot_us
+        whole_us = _whole_until(joined_maps.last, stored_us, told_us) - slack
+        if any(change.what == "stop" for change in maps[-1][-1:]):
             whole_us = FOREVER * MILLISECOND_US
         return cls(
             number=number,
@@ -139,7 +139,7 @@ class BrokerView:
             subscribers=Spans.of(attached[SUBSCRIBER]),
             groups=Spans.of(attached[GROUP]),
             neighbours=_until(linked, leads, skew),
-            routings=_until(held.last.routings(), leads, skew),
+            routings=_until(joined_maps.last.routings(), leads, skew),
             lost=Spans.of(lost),
         )
 
@@ -164,19 +164,19 @@ class BrokerView:
     def edges(self) -> Times:
         """The times at which any answer of this broker can change."""
         spans = (self.subscribers, self.groups, self.neighbours, self.routings, self.lost)
-        parts = [part for one in spans for part in (one.first, one.last + 1)]
+        parts = [part for span in spans for part in (span.first, span.last + 1)]
         parts.append(np.array([self.begins_ms, self.forgot_ms, self.stored_ms + 1], np.int64))
         return np.concatenate(parts)
 
 
-def _whole_until(held: AttachmentMap, stored_us: int, told_us: int) -> int:
+def _whole_until(attachments: AttachmentMap, stored_us: int, told_us: int) -> int:
     """What was recorded until then is in the lake: records land in the order in which they were stored."""
-    promise = held.widest
+    promise = attachments.widest
     # It takes an interval until something is stored, and is published soon after that.
     known_us = max(stored_us - promise.lag_us, told_us - 2 * promise.persist_us)
     # A broker that fell silent says so after its last record.
-    last = held.settled_us <= stored_us + promise.persist_us + SETTLE_US
-    return max(known_us, held.settled_us) if last else known_us
+    last = attachments.settled_us <= stored_us + promise.persist_us + SETTLE_US
+    return max(known_us, attachments.settled_us) if last else known_us
 
 
 def _until(

@@ -4,7 +4,7 @@ A trace asked for here is run here (`trace.Trace`): its questions go to other br
 answer a question, stored filters may have to be read first; the desk keeps the question until they are here,
 a portion of them at a time, looked into and let go before the next. In one turn it looks for so much and no
 more, a message of each question after the other: deliveries go on.
-All that can pile up is bounded: whoever asks beyond that is told to come again.
+All that can pile up is bounded: the desk refuses what is beyond that, with the reason.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class TraceDesk:
             self._inquiries.respond(turn, question.asker, question.number, body)
 
     def _refuse(self, turn: Turn, question: _Question, why: str) -> None:
-        """Whoever asks is told why there is no answer."""
+        """The broker answers with the reason why it has no answer."""
         if question.asker == HERE:
             self._fail(turn, question.number, why)
             return

@@ -162,7 +162,7 @@ def judge(
 
 
 def within(result: TraceResult, most_bytes: int) -> TraceResult:
-    """As many rows of it as its JSON has room for; what is left out is said, and makes it partial."""
+    """The result with as many rows as fit the JSON; it counts the rows left out, and is then partial."""
     rows = max(len(result.route), len(result.receivers), len(result.missing), len(result.lost))
     fitted = result
     while rows and (size := len(msgspec.json.encode(fitted))) > most_bytes:
