@@ -424,6 +424,9 @@ def test_nothing_that_is_said_of_queues_or_the_ring_breaks_the_broker(seed: int)
     world.open[2] = "broker"
     world.turn(Opened(2), Received(2, honest_hello("broker", 8, world.now_us)))
     world.turn(*(Received(2, frame) for frame in honest_beginning(8, 1)))
+    world.turn(Received(HONEST, frames.encode(frames.Request(number=9, what="queues.found", arguments={}))))
+    for _ in range(10):  # in which it becomes responsible
+        world.turn()
     world.last = 2
     for _ in range(150):
         if world.last == 2 or world.last not in world.open:
@@ -440,4 +443,15 @@ def test_nothing_that_is_said_of_queues_or_the_ring_breaks_the_broker(seed: int)
             taken += world.last in world.open
     assert taken > 50
     assert connections > 5
+    assert world.broker.metrics()["queue_writes_total"] > 0  # some of it was done
     world.honest_round_trip("honest", durable=False)
+
+
+def test_a_name_that_no_broker_would_take_is_refused_where_the_client_is() -> None:
+    """Passed on, it would be out of bounds, and this broker's fault."""
+    world = World(0, durable=False)
+    request = frames.Request(number=1, what="queues.dead", arguments={"inbox": "i" * 256})
+    effects = world.broker.handle([Received(HONEST, frames.encode(request))], world.now_us)
+    sent = [frames.decode(effect.data) for effect in effects if isinstance(effect, Send)]
+    (reply,) = [message for message in sent if isinstance(message, frames.Reply)]
+    assert (reply.code, "1 to 255 bytes" in reply.body) == ("usage", True)
