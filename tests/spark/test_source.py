@@ -95,6 +95,10 @@ def test_batch_reads_what_was_published(spark: SparkSession, brokers: Brokers, t
     assert found[7].id.startswith(found[7].publisher)
     later = source(spark, one.address, two.address, startingToken=middle, topic="orders/#", where="n < 140")
     assert sorted(row.n for row in later.schema("n bigint").load().collect()) == list(range(100, 140))
+    with postroad.sync.connect(one.address) as here, postroad.sync.connect(two.address) as there:
+        own = there.request("heads")["heads"]
+        while any(here.request("heads")["heads"].get(pubend, 0) < tick for pubend, tick in own.items()):
+            time.sleep(0.05)
     split = source(spark, one.address, startingTime="2020-01-01", partitions="3").load()
     assert split.rdd.getNumPartitions() >= 3
     assert split.count() == 200
