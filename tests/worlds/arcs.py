@@ -27,6 +27,7 @@ from postroad.queues.messages import (
     Busy,
     Chain,
     Fetch,
+    Gather,
     Installed,
     Kept,
     Know,
@@ -210,6 +211,9 @@ class Station:
                     self._perform(self.core.take())
                 else:
                     self.sent.append((output.to, output.message))
+            elif isinstance(output, Gather):
+                self.core.gathered(output, output.state, self.now_us)  # nothing is only on a disk here
+                self._perform(self.core.take())
             elif isinstance(output, Tell):
                 self.told.append(output.told)
             else:

@@ -189,6 +189,7 @@ class Queues:
             count=config.arcs,
             settings=config.views(),
             limits=config.limits(),
+            memory_bytes=config.memory_bytes,
             streams=None if config.memory_only else streams,
             draw=draw,
             say=self._say_of_arc,

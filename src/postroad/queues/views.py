@@ -26,6 +26,9 @@ last writes and epochs that led to its own (`tail`). Who has to read or install 
 place of the same chain says so, and is sent the records since, where the other's tail has that place and they
 are shorter than a copy. A write that was never kept leads to a place that nobody else's tail has.
 
+**Bodies.** A state may refer to what is only on the disk of who sent it (`Gather`): before a copy counts as
+whole, the driver has that here as well.
+
 **Whole.** Every write is in the log of every replica in order, and those that must survive a power cut are
 synced before they are acknowledged; the others follow. So a replica that was started anew holds a prefix that
 has every durable write. It is read only when no replica that kept its memory can answer.
@@ -74,6 +77,7 @@ from postroad.queues.messages import (
     Ended,
     Entry,
     Fetch,
+    Gather,
     Held,
     Installed,
     Kept,
@@ -182,6 +186,7 @@ class Reading(msgspec.Struct, frozen=True):
     since: Place | None  # the data are records since that place, which this broker holds; None: a state
     data: bytes
     until_us: int
+    gathering: bool = False  # the data is whole, and bodies that it refers to are on their way
 
 
 class Installing(msgspec.Struct, frozen=True):
@@ -196,6 +201,7 @@ class Incoming(msgspec.Struct, frozen=True):
     epoch: int
     since: Place | None  # as in Reading
     data: bytes
+    gathering: bool = False  # as in Reading
 
 
 class Importing(msgspec.Struct, frozen=True):
@@ -431,6 +437,42 @@ class Arc:
         number = self._write(payload, durable, None)
         self._end(start)
         return number
+
+    def gathered(self, gather: Gather, state: bytes | None, now_us: int) -> None:
+        """The bodies of a state that came are here, and this is the state; None: its source has them no more,
+        so that what is wanted is asked for anew."""
+        start = self._begin(now_us)
+        if self.awaits(gather):
+            reading = self.reading
+            if reading is not None and reading.gathering:
+                if state is None:
+                    self._begin_reading(gather.view)
+                else:
+                    assert reading.source is not None
+                    self._read(reading.source[1], state)
+            elif state is None:
+                self.incoming = None  # the next offer begins anew
+            else:
+                self._install(gather.view, gather.source, state, whole=gather.whole)
+        self._end(start)
+
+    def awaits(self, gather: Gather) -> bool:
+        """Whether that is still wanted."""
+        reading, incoming = self.reading, self.incoming
+        if reading is not None and reading.gathering:
+            return reading.view == gather.view and reading.source is not None
+        return (
+            incoming is not None
+            and incoming.gathering
+            and (incoming.chain, incoming.epoch) == _epoch(gather.view)
+        )
+
+    def doubt(self, now_us: int) -> None:
+        """Something of what is held here cannot be read: another replica is, if there is one."""
+        start = self._begin(now_us)
+        self.restarted, self.broken = True, self.serving
+        self.attempts, self.attempt_at = 0, None
+        self._end(start)
 
     def rewrite(self) -> Append:
         """The log could not be written: all of the state anew, in the place of what it has."""
@@ -888,7 +930,8 @@ class Arc:
         if reading.source is not None:
             if reading.source[0] != sender or reading.source[1] == message.held:
                 return
-            reading = replace(reading, source=None, since=None, data=b"")  # it was started anew meanwhile
+            # It was started anew meanwhile.
+            reading = replace(reading, source=None, since=None, data=b"", gathering=False)
         if sender in reading.view.base.replicas:
             self.reading = replace(reading, answers=_with(reading.answers, sender, message.held))
             self._choose_source(patient=True)
@@ -960,7 +1003,8 @@ class Arc:
             self.reading = replace(reading, since=message.since, data=data)
             self._send(sender, Fetch(reading.view, message.held, len(data), message.since))
         elif message.since is None:
-            self._read(message.held, data)
+            self.reading = replace(reading, since=None, data=data, gathering=True)
+            self.outputs.append(Gather(reading.view, sender, message.held.whole, data))
         else:
             self._catch_up(message.since, message.held, data)
             self._read(message.held, None)
@@ -1015,12 +1059,15 @@ class Arc:
             self.incoming = replace(incoming, since=message.since, data=data)
             self._ask_more(sender, view, self.incoming)
         elif message.since is None:
-            self._install(view, sender, data, whole=message.whole)
+            self.incoming = replace(incoming, since=None, data=data, gathering=True)
+            self.outputs.append(Gather(view, sender, message.whole, data))
         else:
             self._catch_up(message.since, None, data)
             self._install(view, sender, None, whole=message.whole)
 
     def _ask_more(self, leader: Node, view: View, incoming: Incoming) -> None:
+        if incoming.gathering:
+            return  # all of it is here
         since = incoming.since if incoming.data else self._place_in(view.chain, view)
         self._send(leader, More(view.chain, view.epoch, len(incoming.data), since))
 
@@ -1341,7 +1388,7 @@ class Arc:
         if self.told_of is not None:
             for node in self.told_of:
                 self._send(node, Ask())
-        if self.reading is not None:
+        if self.reading is not None and not self.reading.gathering:
             if self.reading.source is not None:
                 node, held = self.reading.source
                 reading = self.reading

@@ -28,7 +28,7 @@ from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import EPOCH_US, Clock, World
 from postroad.sim.people.queue_users import QueueConsumer, QueueSource
 from postroad.tracking.strategies import make_tracking
-from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 LOOK_US: Final = 50 * MILLISECOND_US  # between two looks at who is responsible
 AFTER_US: Final = 5 * SECOND_US  # for which sources go on once everything is healed
@@ -45,6 +45,7 @@ class QueueOutcome:
     kept: int
     accepted: int
     views: int
+    spilled: int  # bytes that were moved to disk, by the brokers that run at the end
     faults: dict[str, int] = field(default_factory=dict)
     rule: str = ""  # "": every rule held
     text: str = ""
@@ -64,6 +65,7 @@ class QueueScenario:
             arcs=chance.choice((1, 2, 4)),
             replicas=chance.choice((1, 2, 3, 3)),
             electors=chance.choice((3, 5, 7)),
+            memory_bytes=self._memory_bytes(),
         )
         self.processes: dict[str, Process] = {}
         self._identities: dict[str, tuple[int, bytes]] = {}
@@ -93,6 +95,7 @@ class QueueScenario:
             )
             for at in range(chance.randint(1, 4))
         ]
+        absence = self.world.random("absence")
         self.consumers = [
             QueueConsumer(
                 self.world,
@@ -101,10 +104,15 @@ class QueueScenario:
                 self._addresses_of(at),
                 inbox=inbox,
                 ledger=self.ledger,
+                absent_us=absence.choice((0, 0, 5, 15)) * SECOND_US,
             )
             for inbox in inboxes
             for at in range(chance.choice((1, 1, 2, 3)))
         ]
+
+    def _memory_bytes(self) -> int:
+        """Most worlds have room for a few messages only: the bodies of others are on disk."""
+        return self.world.random("memory").choice((1_000, 4_000, 20_000, 64 * MIB))
 
     # -- two networks that were founded apart; `_second`: the place of the second founder, 0: there is none
 
@@ -234,13 +242,16 @@ class QueueScenario:
         self.world.after(LOOK_US, self._look)
 
     def _outcome(self, rule: str, text: str, story: tuple[str, ...]) -> QueueOutcome:
-        views = sum(int(broker.metrics()["queue_views_total"]) for broker in self.brokers().values())
+        metrics = [broker.metrics() for broker in self.brokers().values()]
+        views = sum(int(each["queue_views_total"]) for each in metrics)
+        spilled = sum(int(each["queue_spilled_bytes_total"]) for each in metrics)
         return QueueOutcome(
             seed=self.world.seed,
             brokers=self._count,
             kept=self.ledger.kept_count,
             accepted=self.ledger.accepted_count,
             views=views,
+            spilled=spilled,
             faults=dict(sorted(self.faults.items())),
             rule=rule,
             text=text,

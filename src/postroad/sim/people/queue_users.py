@@ -24,6 +24,11 @@ OUTSTANDING: Final = 8
 WINDOW: Final = 8
 
 
+def body_of(number: int) -> bytes:
+    """What a message says, so that its consumer can tell whether that is what was sent."""
+    return b"%d " % number * (10 + number % 20)
+
+
 class _User:
     """A client connection that is made again and again, at one broker after the other."""
 
@@ -135,7 +140,7 @@ class QueueSource(_User):
                 inbox=inbox,
                 id=self._last,
                 after=self._after.get(inbox, 0),
-                payload=b"%d" % self._last,
+                payload=body_of(self._last),
                 chain=self._chains.get(inbox, b""),
             )
             self._after[inbox] = self._last
@@ -188,9 +193,12 @@ class QueueConsumer(_User):
         *,
         inbox: str,
         ledger: QueueLedger,
+        absent_us: int = 0,
     ) -> None:
+        """`absent_us`: for so long it does not receive, and messages wait for it."""
         super().__init__(world, network, name, addresses)
         self._inbox, self._ledger = inbox, ledger
+        self._from_us = world.now_us + absent_us
         self._consumer = self._chance.randbytes(8)
         self._number = 0
         self._place = b""
@@ -203,6 +211,9 @@ class QueueConsumer(_User):
         self._join()
 
     def _join(self) -> None:
+        if self.world.now_us < self._from_us:
+            self.later(self._join)
+            return
         self.say(
             frames.Receive(number=self._number, inbox=self._inbox, consumer=self._consumer, window=WINDOW)
         )
@@ -221,6 +232,8 @@ class QueueConsumer(_User):
         elif isinstance(message, frames.Messages) and message.place >= self._place:
             self._place = message.place
             for each in message.messages:
+                if each.payload != body_of(each.id):
+                    self._ledger.wrong(f"{self.name} got {each.payload[:40]!r} as message {each.id}")
                 self._settle(each.key, (each.source, each.id))
         elif isinstance(message, frames.Settled):
             self._settled(message)
