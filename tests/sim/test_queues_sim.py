@@ -8,11 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from postroad.ids import queue_message_id
-from postroad.queues import inbox, views
+from postroad.queues import inbox, serving, views
+from postroad.queues.bodies import Bodies
 from postroad.queues.inbox import Accept, Answer, Inboxes, Message
 from postroad.queues.settings import QueueConfig
+from postroad.seam.storage import LogStream, StreamKind
+from postroad.seam.turn import Turn
 from postroad.sim.queue_scenario import QueueOutcome, QueueScenario
 from postroad.tracking.query.trace import Trace
+from postroad.units import KIB
 
 SEEDS = (2, 4, 5, 7, 8)
 
@@ -26,6 +30,7 @@ FOUND = (
     (52, 25),  # two networks met: a broker that is no elector stayed in the chain that was taken in
     (125, 35),  # answers to two consumers of one inbox crossed: the judge took that for a wrong order
     (135, 35),  # after a cut that links survived, the ring stayed two
+    (22, 35),  # a consumer that came back while it was given up was never served again
 )
 
 
@@ -51,6 +56,15 @@ def test_what_was_found_stays_repaired(seed: int, seconds: int) -> None:
 def test_every_rule_holds_in_many_worlds(seed: int) -> None:
     outcome = run(seed, 60)
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+
+
+def test_bodies_that_memory_has_no_room_for_are_on_disk_and_come_back() -> None:
+    scenario = QueueScenario(seed=4, seconds=25)
+    assert scenario.config.memory_bytes < KIB
+    outcome = scenario.run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert outcome.kept == outcome.accepted > 0
+    assert outcome.spilled > 0
 
 
 # A judge that sees nothing would find every world in order: break the core, and it must say so.
@@ -89,6 +103,23 @@ def test_the_judge_sees_a_message_that_passes_another(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Inboxes, "_accept", hasty)
     monkeypatch.setattr(Inboxes, "ready", backwards)
     assert run(4, 20, faults=False).rule == "order"
+
+
+def test_the_judge_sees_a_body_that_is_not_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(message: Message, record: bytes) -> Message:
+        return real(message, record[1:])
+
+    real = inbox.with_body
+    monkeypatch.setattr(serving, "with_body", careless)
+    assert run(4, 25).rule == "answer"
+
+
+def test_the_judge_sees_bodies_that_are_chopped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Bodies, turn: Turn, arc: int, _oldest: int) -> None:
+        turn.chop(LogStream(StreamKind.BODIES, arc), self._tails.get(arc, 0))
+
+    monkeypatch.setattr(Bodies, "chop", hasty)
+    assert {run(seed, 35).rule for seed in (4, 22)} & {"lost", "order", "kept"}
 
 
 def test_the_judge_sees_a_message_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ class Station:
     __slots__ = (
         "arc",
         "boot",
+        "gathers",
         "kind",
         "log",
         "machine",
@@ -145,6 +146,7 @@ class Station:
         self.row: Row | None = None
         self.log: tuple[Record, ...] = ()
         self.pending: tuple[Save | Append, ...] = ()  # asked for and not durable
+        self.gathers: list[Gather] | None = None  # copies whose bodies are on their way; None: they are here
         self.sent: list[tuple[Node, Message]] = []
         self.told: list[Told] = []
         self.arc: Arc | None = Arc(me, self.boot, settings, machine())
@@ -212,8 +214,11 @@ class Station:
                 else:
                     self.sent.append((output.to, output.message))
             elif isinstance(output, Gather):
-                self.core.gathered(output, output.state, self.now_us)  # nothing is only on a disk here
-                self._perform(self.core.take())
+                if self.gathers is None:
+                    self.core.gathered(output, output.state, self.now_us)
+                    self._perform(self.core.take())
+                else:
+                    self.gathers.append(output)
             elif isinstance(output, Tell):
                 self.told.append(output.told)
             else:

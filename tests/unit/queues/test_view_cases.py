@@ -153,6 +153,39 @@ def test_d_a_copy_in_pieces_leaves_the_old_state_until_it_is_whole() -> None:
     assert len([message for _, _, message in network.seen if isinstance(message, Load)]) > 3
 
 
+def test_d_a_copy_whose_bodies_are_not_here_yet_leaves_the_old_state_too() -> None:
+    network = pair(Settings(replicas=2, electors=3, tail_bytes=0))
+    network.write(A, b"p1@2")
+    # B misses the last write, and gets a copy.
+    network.drop = lambda _, message: isinstance(message, Write)
+    network.write(A, b"p2@2")
+    network.drop = keep_all
+    network[B].gathers = []
+    network.candidates((A, B, C, D), A)
+    network[A].core.broken = True
+    network.tick(A)
+    network.settle()
+    (gather,) = network[B].gathers
+    assert gather.source == A
+    assert network[B].ledger.trail == (b"p1@2",)
+    network.tick(A)  # it offers the copy again, and nothing comes of it
+    assert network[B].gathers == [gather]
+    assert not network.serving()
+    # What it refers to is gone: the copy is asked for anew.
+    network.do(B, lambda arc: arc.gathered(gather, None, network.now_us))
+    network.run(1)
+    assert len(network[B].gathers) > 1
+    assert network[B].ledger.trail == (b"p1@2",)
+    newest = network[B].gathers[-1]
+    network[B].gathers = None
+    network.do(B, lambda arc: arc.gathered(newest, newest.state, network.now_us))
+    network.run()
+    assert network[B].ledger.trail == (b"p1@2", b"p2@2")
+    assert len(network.serving()) == 1
+    network.do(B, lambda arc: arc.gathered(newest, newest.state, network.now_us))  # nobody waits for it
+    assert network[B].ledger.trail == (b"p1@2", b"p2@2")
+
+
 def test_e_a_replica_that_lost_its_memory_is_not_read_while_the_other_has_all() -> None:
     network = pair()
     network.write(A, b"p1@2", durable=False)
