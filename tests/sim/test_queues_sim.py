@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 
 import pytest
@@ -9,10 +10,11 @@ from msgspec.structs import replace
 
 from postroad.ids import queue_message_id
 from postroad.queues import inbox, serving, views
+from postroad.queues.arcs import Arcs
 from postroad.queues.bodies import Bodies
 from postroad.queues.inbox import Accept, Answer, Inboxes, Message
 from postroad.queues.settings import QueueConfig
-from postroad.seam.storage import LogStream, StreamKind
+from postroad.seam.storage import LogStream, ReadDone, StreamKind
 from postroad.seam.turn import Turn
 from postroad.sim.queue_scenario import QueueOutcome, QueueScenario
 from postroad.tracking.query.trace import Trace
@@ -65,6 +67,51 @@ def test_bodies_that_memory_has_no_room_for_are_on_disk_and_come_back() -> None:
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert outcome.kept == outcome.accepted > 0
     assert outcome.spilled > 0
+
+
+@pytest.mark.parametrize("seed", [4, 21])
+def test_a_broker_that_cannot_read_a_body_hands_its_arc_over(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first read of bodies at each broker fails; those replicas are not read while others are whole."""
+    read, doubt = Bodies._was_read, Arcs.doubt
+    failed: set[Bodies] = set()
+    doubted: list[int] = []
+
+    def fail_once(self: Bodies, arc: int, tick: int, turn: Turn, done: ReadDone) -> None:
+        if self not in failed:
+            failed.add(self)
+            done = dataclasses.replace(done, records=())
+        read(self, arc, tick, turn, done)
+
+    def note(self: Arcs, turn: Turn, arc: int) -> None:
+        doubted.append(arc)
+        doubt(self, turn, arc)
+
+    monkeypatch.setattr(Bodies, "_was_read", fail_once)
+    monkeypatch.setattr(Arcs, "doubt", note)
+    monkeypatch.setattr(QueueScenario, "_memory_bytes", lambda _self: KIB)
+    outcome = run(seed, 20, faults=False)
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert doubted
+
+
+def test_a_start_that_misses_bodies_begins_its_replica_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = Arcs._bodies_checked
+    replicas: list[int] = []
+
+    def damaged(self: Arcs, index: int, turn: Turn, done: ReadDone) -> None:
+        loading = self._loading[index]
+        if not replicas:
+            done = dataclasses.replace(done, records=done.records[1:])
+        checked(self, index, turn, done)
+        assert loading.arc is not None
+        replicas.append(len(loading.arc.machine.snapshot()))
+
+    monkeypatch.setattr(Arcs, "_bodies_checked", damaged)
+    outcome = run(22, 35)
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert replicas[0] < min(replicas[1:]), "the first one began anew, without a message"
 
 
 # A judge that sees nothing would find every world in order: break the core, and it must say so.

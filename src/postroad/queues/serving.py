@@ -575,6 +575,7 @@ class Serving:
 
     def _body_was_read(self, arc: int, served: _Served, name: str, turn: Turn, record: bytes | None) -> None:
         if record is None and self._served.get(arc) is served:
+            self._look_at(served, turn.now_us + SECOND_US)  # where there is no other replica
             self._arcs.doubt(turn, arc)
         elif record is not None:
             self._pump(turn, arc, served, name)
