@@ -499,6 +499,35 @@ def test_a_clock_that_was_ahead_deletes_no_name_that_is_made_later(where: int, r
     assert names(net, where) == {"s": False}
 
 
+def test_a_broker_that_crashes_before_it_has_written_that_it_took_a_name_back_has_not_taken_it() -> None:
+    """Else the one that had it lets go, and so does the other, which remembers only that it had let go."""
+    net = DurableNet(3, [(0, 1), (0, 2)])
+    publisher, first = DurableClient(net, 0), Reader(net, 1)
+    first.begin("s")
+    net.wait(1)
+    second = Reader(net, 2)
+    second.begin("s", token=first.token())
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    net.slow.add(1)
+    third = Reader(net, 1)
+    third.begin("s", token=first.token())
+    net.wait(1)
+    assert third.begun == []
+    net.kill(1)
+    net.slow.clear()
+    second.gone()
+    net.start(1)
+    net.link(0, 1)
+    net.wait(100)
+    assert (names(net, 1), names(net, 2)) == ({}, {"s": False})
+    last = Reader(net, 1)
+    last.begin("s", token=first.token())
+    net.wait(1)
+    assert last.got() == ["a"]
+
+
 def test_a_name_made_in_two_partitions_is_that_of_the_later_one() -> None:
     net = DurableNet(2)
     one, two = Reader(net, 0), Reader(net, 1)
