@@ -204,6 +204,13 @@ def test_where_there_is_nobody_a_search_ends_in_time_and_says_what_to_do(run: Ru
     done = run.command(space, "discover", "--timeout", "1", "--bdn", "127.0.0.1:1", "--interface", "off")
     assert done.returncode == 1
     assert "asked: 127.0.0.1:1" in done.stderr
+    for wrong, said in (
+        (("--timeout", "nan"), "--timeout nan: it is more than 0"),
+        (("--interface", "eth0"), "the interface is an address of this machine"),
+        (("--bdn", "no such host"), "no such host"),
+    ):
+        done = run.command(space, "discover", *wrong)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 
 def test_the_brokers_of_last_time_are_asked_where_nobody_else_is(run: Run, space: Namespace) -> None:
@@ -225,7 +232,9 @@ def test_the_brokers_of_last_time_are_asked_where_nobody_else_is(run: Run, space
     for process in (node, second):
         process.kill()
         process.wait(READY_S)
-    assert "b1" in names(run.ask(space, *asked))
+    done = run.command(space, *asked)
+    assert "b1" in names(json.loads(done.stdout))
+    assert f"the discovery node {bdn} did not answer" in done.stderr
     run.broker(space, "b2", *plain, "--discover")
     wait_until(lambda: links() == {"b1": 1, "b2": 1}, "they are linked once more")
     (run.folder / "state" / "postroad" / "brokers.json").unlink()

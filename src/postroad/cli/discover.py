@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -13,6 +14,9 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 if TYPE_CHECKING:
     from postroad.discovery.search import SearchResult
+
+MAX_TIMEOUT_S: Final = 3_600
+MAX_WIDTH: Final = 500  # of a table
 
 BdnOption = Annotated[
     list[str] | None,
@@ -46,11 +50,14 @@ def discover(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Find the nearest and least busy broker: who answered, who was pinged, which one is chosen and why."""
-    from postroad.config import TlsConfig
+    from postroad.config import TlsConfig, format_address
     from postroad.discovery.settings import SearchSettings
+    from postroad.errors import UsageError
     from postroad.net.finding import Where, find, from_environment
     from postroad.net.sealing import load_sealer
 
+    if not 0 < timeout <= MAX_TIMEOUT_S:
+        raise UsageError(f"--timeout {timeout:g}: it is more than 0 and at most {MAX_TIMEOUT_S} seconds")
     where = Where(
         nodes=tuple(bdn or ()),
         interface=interface or "",
@@ -59,6 +66,8 @@ def discover(
         search=SearchSettings(timeout_us=round(timeout * SECOND_US)),
     )
     result = asyncio.run(find(from_environment(where)))
+    for host, port in result.silent_nodes:
+        print(f"postroad: the discovery node {format_address(host, port)} did not answer", file=sys.stderr)
     if as_json:
         print(json.dumps(as_rows(result)))
     else:
@@ -92,6 +101,7 @@ def as_rows(result: SearchResult) -> dict[str, Any]:
 
 def _show(result: SearchResult) -> None:
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     console = Console(highlight=False)
@@ -110,6 +120,9 @@ def _show(result: SearchResult) -> None:
             str(max(0, usage.connections - usage.links)),
             str(usage.links),
         )
+    options = console.options.update(max_width=MAX_WIDTH)
+    # No column is cut off; a narrow terminal breaks the lines.
+    console.width = max(console.width, Measurement.get(console, options, table).maximum)
     console.print(table)
     phases = ", ".join(f"{name} {took / MILLISECOND_US:.1f}" for name, took in result.phases_us.items())
     print(f"chosen: {result.chosen.response.name} at {result.chosen.address}, {_why(result)}")

@@ -64,6 +64,7 @@ from postroad.wire.frames import Discover, encode
 TABLE: Final = "discovery_targets"  # endpoint of a broker that was found last -> nothing
 MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
 RETRY_US: Final = SECOND_US  # of an advertisement that is not confirmed
+SILENT_ADVERTISEMENTS: Final = 10  # one after the other, before the log says so
 SEARCH_FIRST_US: Final = 5 * SECOND_US  # before looking for brokers to link with again
 SEARCH_LAST_US: Final = 60 * SECOND_US
 PRIVATE_LIFE_US: Final = 120 * SECOND_US  # of a private discovery node that no longer announces itself
@@ -100,6 +101,7 @@ class _Node:
     due_us: int
     uuid: bytes = b""  # of the last advertisement
     confirmed_us: int = 0
+    unanswered: int = 0  # advertisements since the last one that was confirmed
     until_us: int | None = None  # a private one: unless it announces itself again
     cookie: Cookie | None = None  # the last one
     clock: ClockOffset = field(default_factory=ClockOffset)
@@ -339,6 +341,10 @@ class Discovery:
             self._secret = self._draw(1 << 8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
         if cookie is None:
             node.uuid = self._new_uuid()
+            node.unanswered += 1
+            if node.unanswered == SILENT_ADVERTISEMENTS:
+                where = f"{endpoint[0]}:{endpoint[1]}"
+                turn.note("warning", f"the discovery node {where} does not answer: trying again every second")
         reachable = self._topology.reachable()
         value = b"" if cookie is None else cookie.cookie
         advertise = Advertise(
@@ -367,6 +373,7 @@ class Discovery:
         node = self._nodes.get(source)
         if node is not None and node.uuid == message.uuid:
             node.confirmed_us = now_us
+            node.unanswered = 0
             node.due_us = now_us + self._config.advertise_us
 
     def _on_announce(self, turn: Turn, message: Announce, opened: Opened, datagram: Datagram) -> None:
@@ -420,8 +427,8 @@ class Discovery:
             for address in self._joined[: -2 * self._config.links]:
                 self._joined.remove(address)
                 self._links.undial(turn, address)
-        elif self._counters["searches"] == 1:
-            turn.note("info", f"no broker to link with yet: {search.error}")
+        elif self._counters["searches"] == 1 and not len(self._flooding):
+            turn.note("info", "no broker to link with yet: looking for one from time to time")
         self._search_us = turn.now_us + self._search_pause_us
         self._search_pause_us = min(2 * self._search_pause_us, SEARCH_LAST_US)
 

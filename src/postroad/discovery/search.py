@@ -99,6 +99,7 @@ class SearchResult:
     candidates: tuple[Candidate, ...]
     pinged: int  # of them, from the first
     phases_us: dict[str, int]  # how long each phase took
+    silent_nodes: tuple[Endpoint, ...] = ()  # discovery nodes of which nothing was heard
 
     @property
     def chosen(self) -> Candidate:
@@ -380,7 +381,8 @@ class Search:
             asked.append(f"multicast {self._group[0]}:{self._group[1]}")
         return (
             f"no broker answered within {self._settings.timeout_us / 1e6:g} s; asked: {', '.join(asked)}."
-            " Start one with `postroad up`, or name one with --broker HOST:PORT"
+            " Start one with `postroad up`, or name one with --broker HOST:PORT, or a discovery node with"
+            " --bdn or POSTROAD_BDN"
         )
 
     def _fail(self, reason: str) -> None:
@@ -487,6 +489,9 @@ class Search:
         self.result = SearchResult(
             candidates=(*ranked, *shortlist(others, len(others))),
             pinged=len(ranked),
+            silent_nodes=tuple(
+                node for node, contact in self._contacts.items() if contact.is_node and not contact.cookie
+            ),
             phases_us={
                 "request": marks["request"] - self._started_us,
                 "responses": marks["responses"] - marks["request"],

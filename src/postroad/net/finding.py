@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from postroad.config import DEFAULT_PORT, parse_address
+from postroad.config import DEFAULT_NODE_PORT, DEFAULT_PORT, parse_address
 from postroad.discovery.envelopes import Envelopes, Sealer
 from postroad.discovery.search import MAX_KNOWN, Search, SearchResult, Stage
 from postroad.discovery.settings import MULTICAST_GROUP, SearchSettings
@@ -64,7 +64,7 @@ async def find(where: Where) -> SearchResult:
     known = recall() if where.remember else ()
     search = Search(
         where.search,
-        nodes=await resolve(where.nodes),
+        nodes=await resolve(where.nodes, DEFAULT_NODE_PORT),
         group=None if where.interface == OFF else where.group,
         known=await resolve(known, must=False),
         draw=secrets.randbelow,
@@ -97,6 +97,12 @@ class _Run:
             self._open(host)
 
     def _open(self, host: str) -> None:
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            raise UsageError(
+                f"cannot search from {host!r}: the interface is an address of this machine, or {OFF!r}"
+            ) from None
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sock.bind((host, 0))
@@ -166,12 +172,14 @@ class _Run:
         return [self._heard_by.get(endpoint, self._sockets[0])]
 
 
-async def resolve(addresses: Sequence[str], *, must: bool = True) -> list[Endpoint]:
+async def resolve(
+    addresses: Sequence[str], default_port: int = DEFAULT_PORT, *, must: bool = True
+) -> list[Endpoint]:
     """Numeric endpoints, one for each address; with `must` UsageError for one that has none."""
     endpoints: list[Endpoint] = []
     loop = asyncio.get_running_loop()
     for address in addresses:
-        host, port = parse_address(address, DEFAULT_PORT)
+        host, port = parse_address(address, default_port)
         try:
             rows = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         except (OSError, UnicodeError):
