@@ -22,6 +22,7 @@ from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
 DEFAULT_PORT = 7420
 DEFAULT_METRICS_PORT = 7421
+DEFAULT_NODE_PORT = 7419  # of discovery nodes
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_DATA = "postroad-data"
 

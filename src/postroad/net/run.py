@@ -20,7 +20,14 @@ import uvloop
 
 from postroad import kernel
 from postroad.broker.core import Broker
-from postroad.config import DEFAULT_DATA, DEFAULT_PORT, NodeConfig, format_address, parse_address
+from postroad.config import (
+    DEFAULT_DATA,
+    DEFAULT_NODE_PORT,
+    DEFAULT_PORT,
+    NodeConfig,
+    format_address,
+    parse_address,
+)
 from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
@@ -197,7 +204,7 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
     # A broker on loopback uses the loopback interface only, and that has no multicast for IPv6.
     over_ipv6 = ":" in parse_address(node.sockets.address)[0]
     group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
-    nodes = await resolve(asked.nodes)
+    nodes = await resolve(asked.nodes, DEFAULT_NODE_PORT)
     discovery = replace(asked, group=group, nodes=tuple(format_address(*endpoint) for endpoint in nodes))
     if not config.tls.require_client_certificate:
         return discovery, None
