@@ -202,6 +202,15 @@ class Broker:
         deadline_us = self._rooms.tracer.next_deadline()
         return self._upkeep_us if deadline_us is None else min(self._upkeep_us, deadline_us)
 
+    def reload(self, config: BrokerConfig, sealer: Sealer | None, now_us: int) -> list[Effect]:
+        """Access rules, tokens and certificates hold from now on as `config` and `sealer` say them; nothing
+        else of `config` is looked at."""
+        turn = Turn(now_us, self._unanswered)
+        self._rooms.links.reload(turn, config.auth, config.links.token)
+        self._rooms.discovery.reload(config.auth, config.discovery.token, sealer)
+        self._stirred = True
+        return turn.effects + self.handle([], now_us)
+
     def shutdown(self, now_us: int) -> list[Effect]:
         """Save what waits for it and say goodbye to everyone."""
         effects = self.handle([], now_us)

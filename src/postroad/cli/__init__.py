@@ -19,6 +19,8 @@ import typer
 from postroad.cli import (
     bench,
     cache,
+    certs,
+    context,
     demo,
     discover,
     inbox,
@@ -52,7 +54,7 @@ app = typer.Typer(
 )
 _GROUPS: Final = (
     *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, discover),
-    *(demo, plan, pipeline, sim, bench, lab),
+    *(context, certs, demo, plan, pipeline, sim, bench, lab),
 )
 for _group in _GROUPS:
     _group.register(app)

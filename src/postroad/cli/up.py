@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -132,4 +133,4 @@ def up(
         "tracking.strategy": tracking,
         "log": log,
     }
-    return run(configure(flags, config))
+    return run(partial(configure, flags, config))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from postroad.clocks import ClockOffset
@@ -34,7 +35,7 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.ids import Identity
-from postroad.links.access import Access, AuthConfig, owning
+from postroad.links.access import Access, AuthConfig, hash_token, owning
 from postroad.links.connection import OWN_KINDS, TAKES, Connection, DirectDial, LinkSettings, Phase, level_of
 from postroad.links.dialler import Dialler
 from postroad.links.handshake import (
@@ -354,9 +355,8 @@ class Links:
 
     def _hello(self, turn: Turn, state: Connection, hello: Hello) -> Peer:
         role = check_hello(hello)
-        principal = self._access.authenticate(
-            token=hello.token, certificate=state.certificate, loopback=state.loopback
-        )
+        state.token_digest = hash_token(hello.token) if hello.token else ""
+        principal = self._authenticate(state)
         if role != "client":
             return self._hello_broker(turn, state, hello, principal, role)
         number, resumed = self._resuming.number(hello, principal)
@@ -384,6 +384,12 @@ class Links:
         self._welcomes(turn, state, peer, self._settings.client_window)
         self._come_up(turn, state, peer, self._settings.client_window, hello.window)
         return peer
+
+    def _authenticate(self, state: Connection) -> str:
+        """The principal of a peer that connected to us."""
+        return self._access.authenticate(
+            digest=state.token_digest, certificate=state.certificate, loopback=state.loopback
+        )
 
     def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str, role: Role) -> Peer:
         if not self._access.may_link(principal):
@@ -599,6 +605,29 @@ class Links:
         return self._dialler.all_led_somewhere
 
     # -- access ------------------------------------------------------------------------------------
+
+    def reload(self, turn: Turn, auth: AuthConfig, token: str) -> None:
+        """Other rules and tokens hold from now on, and `token` is said when dialling.
+
+        Whoever would not be let in any more is closed. So is whoever has other rights now: it connects again
+        by itself, and everything that it asks for is checked anew.
+        """
+        before, self._access = self._access, Access(auth)
+        self._settings = replace(self._settings, token=token)
+        for state in list(self._connections.values()):
+            if state.peer is None or state.dialled is not None or state.phase is Phase.CLOSING:
+                continue
+            principal = state.peer.principal
+            try:
+                if self._authenticate(state) != principal:
+                    raise DeniedError(f"{principal!r} is not known here any more")
+                if state.peer.role != "client" and not self._access.may_link(principal):
+                    raise DeniedError(f"{principal!r} may not link as a broker any more")
+            except DeniedError as error:
+                self.refuse(turn, state.number, error)
+                continue
+            if self._access.rights(principal) != before.rights(principal):
+                self.refuse(turn, state.number, UnavailableError(f"the rights of {principal!r} changed"))
 
     def peer(self, connection: int) -> Peer | None:
         """The peer of a connection that is up."""

@@ -112,8 +112,12 @@ def setup(name: str, level: str) -> None:
     handler.setFormatter(_Line(name))
     handler.addFilter(_Bound())
     LOGGER.handlers[:] = [handler]
-    LOGGER.setLevel(level.upper())
+    set_level(level)
     LOGGER.propagate = False
+
+
+def set_level(level: str) -> None:
+    LOGGER.setLevel(level.upper())
 
 
 def note(level: str, text: str) -> None:

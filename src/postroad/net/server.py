@@ -322,6 +322,20 @@ class Server:
             self._shares.took(took_us)
         self._schedule(deadline_us, now_us)
 
+    def change(self, act: Callable[[int], list[Effect]]) -> None:
+        """A turn of something that no input says: `act` is given the time, and its effects are performed."""
+        self._flush()  # what came in already counts
+        if self._stopping:
+            return
+        now_us = self._clock.now_us()
+        try:
+            self._perform(act(now_us))
+            deadline_us = self.core.next_deadline()
+        except Exception:
+            self._fail("change", ())
+            return
+        self._schedule(deadline_us, now_us)
+
     def _flush_again(self) -> None:
         """Somebody waits for a share of the next turn; others may come in before it."""
         if not self._shares.stalled:
