@@ -63,14 +63,14 @@ def reload_files(server: ssl.SSLContext | None, client: ssl.SSLContext | None, t
     """
     fresh = server_context(tls), client_context(tls)  # what cannot be used is refused before anything changes
     removed: list[bytes] = []
-    for context, again in zip((server, client), fresh, strict=True):
-        if context is None or again is None:
+    for context, reread in zip((server, client), fresh, strict=True):
+        if context is None or reread is None:
             continue
         if tls.certificate:
             _load_pair(context, tls)
-        if tls.ca and again.get_ca_certs(True):
+        if tls.ca and reread.get_ca_certs(True):
             _load_ca(context, tls.ca)
-        removed += set(context.get_ca_certs(True)) - set(again.get_ca_certs(True))
+        removed += set(context.get_ca_certs(True)) - set(reread.get_ca_certs(True))
     return removed
 
 
