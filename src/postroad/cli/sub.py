@@ -179,13 +179,16 @@ class _Printer:
 
         if isinstance(item, Gap):
             if self._as_json:
-                print(json.dumps({"gap": {"pubend": item.pubend, "start": item.start, "end": item.end}}))
+                print(json.dumps({"gap": gap_json(item)}))
             else:
-                stream = item.pubend or "any stream"
-                print(f"gap: events of {stream} in ({item.start}, {item.end}] are lost", file=sys.stderr)
+                print(f"gap: {item}", file=sys.stderr)
             return
         self.events += 1
         print(json.dumps(event_json(item), ensure_ascii=False) if self._as_json else event_line(item))
+
+
+def gap_json(gap: Gap) -> dict[str, Any]:
+    return {"pubend": gap.pubend, "start": gap.start, "end": gap.end, "text": str(gap)}
 
 
 def event_json(event: Event) -> dict[str, Any]:
