@@ -20,6 +20,7 @@ from postroad.cli import (
     bench,
     cache,
     certs,
+    clients,
     context,
     demo,
     discover,
@@ -53,7 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _GROUPS: Final = (
-    *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, discover),
+    *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, clients, discover),
     *(context, certs, demo, plan, pipeline, sim, bench, lab),
 )
 for _group in _GROUPS:

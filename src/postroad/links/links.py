@@ -19,7 +19,7 @@ a minute asks first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -291,6 +291,7 @@ class Links:
             return False  # it was on its way when we closed
         _check_kind(state, kind)
         state.heard_us, state.asked_us = now_us, None
+        state.bytes_in += size
         if kind in CREDITED_KINDS:
             if state.credit_in <= 0:
                 raise PeerError(
@@ -683,6 +684,26 @@ class Links:
             for state in self._connections.values()
             if state.peer is not None and state.peer.role == role and state.phase is not Phase.CLOSING
         ]
+
+    def role(self, connection: int) -> Role | None:
+        """Of a connection that is up."""
+        peer = self.peer(connection)
+        return None if peer is None else peer.role
+
+    def clients(self, now_us: int) -> Iterator[dict[str, object]]:
+        """Those that are up, as people are shown them."""
+        for state, peer in self._up("client"):
+            yield {
+                "connection": state.number,
+                "name": peer.name,
+                "principal": peer.principal,
+                "host": peer.host,
+                "up_s": (now_us - state.up_us) // SECOND_US,
+                "publisher": f"{peer.publisher:08x}",
+                "bytes_in": state.bytes_in,
+                "unconsumed": state.unconsumed,
+                "credit": state.credit_out,
+            }
 
     def _links_status(self, now_us: int) -> list[dict[str, object]]:
         return [

@@ -70,7 +70,7 @@ def run(read: Callable[[], NodeConfig]) -> int:
         folder = _own_folder() if config.data is None and joins else DataFolder(config.data or _DEFAULT_DATA)
         stack.callback(folder.close)
         identity = folder.start(config.name)
-        log.setup(identity.name, config.log)
+        log.setup(identity.name, config.log, config.log_format)
         if config.data is None and folder.path != _DEFAULT_DATA:
             LOGGER.info("another broker uses %s: this one has %s", _DEFAULT_DATA, folder.path)
         if config.listen is None and parse_address(sockets.address)[1] != DEFAULT_PORT:
