@@ -7,6 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from tests.worlds.process_clients import run
@@ -71,3 +72,25 @@ def test_who_is_connected_and_closing_one(
     assert "needs the right `admin`" in capsys.readouterr().err
     assert main(["clients", "--broker", b1.address, "--token", "root", "--kick", "999"]) == 2
     assert "no client has the connection '999'" in capsys.readouterr().err
+
+
+def test_the_metrics_say_how_far_a_subscription_is_behind(brokers: Any) -> None:
+    b1 = brokers.start("b1", extra=("--metrics", "127.0.0.1:0"))
+
+    async def test() -> str:
+        async with postroad.connect(b1.address) as client:
+            async with client.subscribe("orders/#", durable="billing", ack="manual"):
+                pass
+            await client.publish_many([("orders/x", "1"), ("orders/y", "2"), ("other", "3")], durable=True)
+            return str((await client.request("status"))["metrics_address"])
+
+    address = asyncio.run(test())
+
+    def lag() -> dict[str, float]:
+        with urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        ours = [line.split() for line in lines if line.startswith("postroad_durable_lag")]
+        return {name: float(value) for name, value in ours}
+
+    wait_until(lambda: lag().get('postroad_durable_lag_events{subscription="billing"}') == 2, "two are due")
+    assert lag()['postroad_durable_lag_seconds{subscription="billing"}'] > 0

@@ -24,6 +24,7 @@ from postroad.overlay.topology import MAX_NEIGHBOURS
 from postroad.seam.datagrams import Datagram
 from postroad.seam.effects import Effect
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received, Sample
+from postroad.seam.levels import Level
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply
 from postroad.seam.storage import StorageInput, Stored
@@ -365,6 +366,9 @@ class Broker:
         for source in self._board.figures:
             figures |= source()
         return figures
+
+    def levels(self, now_us: int) -> list[Level]:
+        return [level for source in self._board.levelled for level in source(now_us)]
 
     def delays(self) -> list[Delays]:
         return [self._rooms.links.round_trips, *self._rooms.routing.delays.values()]

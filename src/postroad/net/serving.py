@@ -76,7 +76,13 @@ async def serve(
     for the log; `reload` is called on SIGHUP."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
-    http = HttpServer(figures=server.metrics, delays=server.delays, ready=lambda: server.ready, about=about)
+    http = HttpServer(
+        figures=server.metrics,
+        delays=server.delays,
+        levels=server.levels,
+        ready=lambda: server.ready,
+        about=about,
+    )
     _stop_on_signals(loop, server)
     loop.add_signal_handler(signal.SIGHUP, reload)
     if sockets.metrics is not None:
