@@ -31,6 +31,7 @@ from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Effect
 from postroad.seam.inputs import Input
 from postroad.seam.inputs import Opened as ConnectionOpened
+from postroad.seam.levels import Level
 from postroad.units import SECOND_US
 from postroad.wire.discovery import (
     SECRET_BYTES,
@@ -342,6 +343,9 @@ class DiscoveryNode:
     def metrics(self) -> dict[str, int | float]:
         counted = {f"discovery_{key}": value for key, value in self._counters.items()}
         return {**counted, "discovery_brokers": len(self._brokers)}
+
+    def levels(self, _now_us: int) -> list[Level]:
+        return []
 
     def delays(self) -> list[Delays]:
         return []

@@ -128,20 +128,12 @@ class Discovery:
     ) -> None:
         self._me = me
         self._config = config
-        self._token = config.token
         self._address = address
         self._links = links
         self._flooding = flooding
         self._topology = topology
         self._draw = draw
-        self._envelopes = Envelopes(sealer)
-        policy = Policy(
-            auth.tokens,
-            certificates=auth.certificates or sealer is not None,
-            anonymous=auth.anonymous,
-            realms=config.realms,
-        )
-        self._gate = Gate(policy, self._envelopes, draw)
+        self.reload(auth, config.token, sealer)
         self._memory = Memory(config.remember)
         self._rates = Rates()
         self._usage = Usage()
@@ -163,6 +155,18 @@ class Discovery:
         board.start(self._start)
         board.metrics(self._metrics)
         board.status("discovery", self._status)
+
+    def reload(self, auth: AuthConfig, token: str, sealer: Sealer | None) -> None:
+        """These tokens and certificates hold from now on, and `token` is what we show."""
+        self._token = token
+        self._envelopes = Envelopes(sealer)
+        policy = Policy(
+            auth.tokens,
+            certificates=auth.certificates or sealer is not None,
+            anonymous=auth.anonymous,
+            realms=self._config.realms,
+        )
+        self._gate = Gate(policy, self._envelopes, self._draw)
 
     def _start(self, turn: Turn) -> None:
         if self._group is not None:
