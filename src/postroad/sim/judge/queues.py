@@ -90,8 +90,8 @@ def _split(machine: Machine) -> tuple[bytes, dict[tuple[str, object], bytes]]:
 
 
 def cores_of(brokers: Mapping[str, Broker], arc: int) -> list[tuple[str, Arc]]:
-    found = [(name, broker._rooms.queues.arcs.get(arc)) for name, broker in sorted(brokers.items())]
-    return [(name, core) for name, core in found if core is not None]
+    cores = [(name, broker._rooms.queues.arcs.get(arc)) for name, broker in sorted(brokers.items())]
+    return [(name, core) for name, core in cores if core is not None]
 
 
 def check_one_responsible(brokers: Mapping[str, Broker], arcs: Iterable[int]) -> None:
