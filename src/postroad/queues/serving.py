@@ -668,12 +668,12 @@ class Serving:
             message = dead[0]
             extent = extent_of(message)
             if extent is not None:
-                found = record or self._arcs.bodies.get(arc, extent.tick)
-                if found is None:
-                    again = partial(self._read_dead, arc, dead, rows, size, then)
-                    self._arcs.bodies.load(turn, arc, extent.tick, again)
+                body = record or self._arcs.bodies.get(arc, extent.tick)
+                if body is None:
+                    then_go_on = partial(self._read_dead, arc, dead, rows, size, then)
+                    self._arcs.bodies.load(turn, arc, extent.tick, then_go_on)
                     return
-                message, record = with_body(message, found), None
+                message, record = with_body(message, body), None
             row = _dead_row(message)
             size += len(str(row["payload"])) + len(message.reason) + MAX_ROW_BYTES
             if size > MAX_WISH_BYTES // 2:

@@ -66,12 +66,11 @@ class QueueLedger:
                 raise Violation("lost", text, (source,))
 
 
-def _is_equal(one: Machine, other: Machine) -> bool:
+def _is_equal(left: Machine, right: Machine) -> bool:
     """Whether two replicas have the same state. Which bodies are on its disk is for each to decide."""
-    rows_of_one, bodies_of_one = _split(one)
-    rows_of_other, bodies_of_other = _split(other)
-    both = bodies_of_one.keys() & bodies_of_other.keys()
-    return rows_of_one == rows_of_other and all(bodies_of_one[key] == bodies_of_other[key] for key in both)
+    (left_rows, left_bodies), (right_rows, right_bodies) = _split(left), _split(right)
+    shared = left_bodies.keys() & right_bodies.keys()
+    return left_rows == right_rows and all(left_bodies[key] == right_bodies[key] for key in shared)
 
 
 def _split(machine: Machine) -> tuple[bytes, dict[tuple[str, object], bytes]]:
