@@ -77,13 +77,27 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
     from postroad.spark.progress import watched
     from postroad.spark.session import make_session
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is put away
+    pressed = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        pressed.set()
+        logging.disable(logging.CRITICAL)  # Py4J tells at length in which call it was
+        raise KeyboardInterrupt  # so that what was begun is put away
+
+    def listen() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, interrupt)
+
+    listen()
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print("starting Spark ...")
     with console.status("starting Spark"):
         spark = make_session(master=master, remote=remote, name=f"postroad {doing}")
+    listen()  # Spark has put a handler of its own there, which talks to its JVM from within other talk
     try:
+        if pressed.is_set():  # Spark may have gone on all the same
+            raise KeyboardInterrupt
         with watched(spark, doing):
             yield spark
     finally:
@@ -140,7 +154,6 @@ def land(
 
     with _spark("landing", master, remote) as spark:
         if not once:
-            # Spark's own handler talks to its JVM from within whatever is being said to it.
             for one in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(one, interrupted)
             logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a batch that is stopped
