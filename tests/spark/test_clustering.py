@@ -1,6 +1,6 @@
 """P6: what a trace of few ids reads of a lake of many commits: as landed, z-ordered, compacted.
 
-Figures in docs/benchmarks.md: `CLUSTERING_MINUTES=200 pytest -s -m soak tests/spark/test_clustering.py`.
+`pytest -s -m soak tests/spark/test_clustering.py` prints the figures; docs/benchmarks.md has them.
 """
 
 from __future__ import annotations
