@@ -80,23 +80,29 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
     pressed = threading.Event()
 
     def interrupt(*_: object) -> None:
-        pressed.set()
         logging.disable(logging.CRITICAL)  # Py4J tells at length in which call it was
         raise KeyboardInterrupt  # so that what was begun is put away
 
-    def listen() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, interrupt)
+    def note(*_: object) -> None:
+        """A JVM that is left alone while it starts tells at length of that."""
+        if pressed.is_set():  # for the second time
+            interrupt()
+        pressed.set()
+        print("ending as soon as Spark has started", file=sys.stderr, flush=True)
 
-    listen()
+    def listen(heard: Callable[..., None]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, heard)
+
+    listen(note)
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print("starting Spark ...")
     with console.status("starting Spark"):
         spark = make_session(master=master, remote=remote, name=f"postroad {doing}")
-    listen()  # Spark has put a handler of its own there, which talks to its JVM from within other talk
+    listen(interrupt)  # in place of Spark's own, which talks to its JVM from within other talk
     try:
-        if pressed.is_set():  # Spark may have gone on all the same
+        if pressed.is_set():
             raise KeyboardInterrupt
         with watched(spark, doing):
             yield spark
