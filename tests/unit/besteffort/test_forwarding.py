@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from postroad.besteffort.forwarding import GREET_US, SILENT_US
 from postroad.besteffort.settings import BestEffortConfig
 from postroad.broker.core import Broker
 from postroad.client.repair.rows import with_record
@@ -15,6 +14,7 @@ from postroad.errors import UsageError
 from postroad.events.batch import EventBatch, best_effort_frame, encode_row
 from postroad.ids import Identity, IdSource
 from postroad.links.connection import LinkSettings
+from postroad.links.greetings import GREET_US, SILENT_US
 from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.effects import Effect, Send
 from postroad.seam.inputs import Opened, Received
