@@ -178,7 +178,7 @@ class World(Network):
                 got |= {(name, broker) for name in there}
             for name in there:
                 if broker not in reached or self.random.random() < 0.3:
-                    self.tracking[broker].repaired(name, identity, self.now_us + SECOND_US)
+                    self.tracking[broker].repaired(name, identity, self.now_us)
                     got.add((name, broker))
         self.truth[identity] = (origin, came, got)
 

@@ -146,11 +146,13 @@ class Forwarding:
         return path, body
 
     def _on_greeting(self, turn: Turn, datagram: Datagram) -> None:
+        turn.concerns = self
         opened = self._opened(turn, datagram)
         if opened is not None and opened[0].datagrams.greeted(opened[1]):
             _greet(turn, opened[0].datagrams)
 
     def _on_events(self, turn: Turn, datagram: Datagram) -> None:
+        turn.concerns = self
         opened = self._opened(turn, datagram)
         if opened is None:
             return
@@ -166,6 +168,7 @@ class Forwarding:
 
     def frame(self, turn: Turn, peer: Peer, batch: EventBatch) -> None:
         """A checked frame, however it came. PeerError if this peer may not send it."""
+        turn.concerns = self
         path = self._paths.get(peer.connection)
         if path is None or not batch.count:
             return
