@@ -29,7 +29,8 @@ from postroad.wire.frames import DEFAULT_LIMITS
 
 
 class Node:
-    """A broker behind real sockets, whose datagrams pass a proxy if it is given a loss."""
+    """A broker behind real sockets. If it is given a loss, datagrams of those who dial it, and those back to
+    them, pass a proxy."""
 
     def __init__(self, number: int, dial: tuple[str, ...], loss: float | None) -> None:
         self.listener, self.datagrams = bind_both("127.0.0.1:0")
@@ -217,19 +218,19 @@ def test_a_trace_shows_where_an_event_was_lost_and_who_got_a_repair() -> None:
 async def _by_records(loss: float, count: int) -> None:
     """The paper's way: records on events, requests among receivers. A cache beside the publisher's broker has
     what the others miss; another one, in another scope, hears nothing of it."""
-    async with line(None, loss) as nodes, contextlib.AsyncExitStack() as stack:
+    async with line(loss, None) as nodes, contextlib.AsyncExitStack() as stack:
 
         async def client(node: Node, scope: str = "eu") -> Client:
             found = await stack.enter_async_context(postroad.connect(node.address))
             found.repair_by("records", scope=scope)
             return found
 
-        near, far = await client(nodes[0]), await client(nodes[0], "us")
+        near, far = await client(nodes[1]), await client(nodes[1], "us")
         kept = await stack.enter_async_context(near._caching("orders/#", "", 1_000))
         unasked = await stack.enter_async_context(far._caching("orders/#", "", 1_000))
-        reader, publisher = await client(nodes[1]), await client(nodes[0])
+        reader, publisher = await client(nodes[0]), await client(nodes[1])
         events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True))
-        await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 2)
         # Each in a datagram of its own: a record tells nothing of what is lost with all it would be told by.
         publishing = asyncio.create_task(_publish(publisher, count, together=1))
         async with asyncio.timeout(60):

@@ -375,9 +375,7 @@ class Subscriber:
         counts, now = self.network.counts, self.network.now_us
         for item in items:
             if isinstance(item, Lost):
-                counts.gaps += item.end - item.start
-                if self.neighbours is not None:
-                    self.neighbours.give_up(item.publisher, item.start, item.end)
+                counts.gaps += item.end - item.start  # the paper has none: its receivers ask on
             elif item is not None:
                 counts.deliveries += 1
                 sent_us = self.network.truth[item][0]

@@ -85,6 +85,7 @@ class Receiver:
         self._settings = settings
         self._started_us = started_us
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()  # heard of last comes last
+        self._pending: dict[bytes, _Source] = {}  # those of them that `tick` may have something to do for
         self.false_repairs = 0
         self.detected = self.recovered = self.requests = self.duplicates = self.given_up = 0
         self.recovery_us: list[int] = []  # of the latest recoveries, from the detection on
@@ -208,6 +209,7 @@ class Receiver:
                 self._forget(*self._sources.popitem(last=False))
         else:
             self._sources.move_to_end(publisher)
+        self._pending[publisher] = source
         if speaks:
             for loss in source.lost.values():
                 if not loss.silent:
@@ -217,6 +219,7 @@ class Receiver:
 
     def _forget(self, publisher: bytes, source: _Source) -> None:
         """Nothing more is expected of this publisher."""
+        self._pending.pop(publisher, None)
         self._out += self._lose(publisher, source, list(source.lost))
         self._out += [source.waiting[sequence][0] for sequence in sorted(source.waiting)]
 
@@ -266,13 +269,15 @@ class Receiver:
         """Requests to publishers; Losts, and what waited for its order."""
         requests: list[tuple[bytes, Request]] = []
         out, self._out = self._out, []
-        for publisher, source in self._sources.items():
+        for publisher, source in list(self._pending.items()):
             if source.due_us is not None and now_us >= source.due_us:
                 request = self._ask(publisher, source, now_us, out)
                 if request is not None:
                     requests.append((publisher, request))
             if source.waiting:
                 out += self._release(publisher, source, now_us)
+            if source.due_us is None and not source.waiting:
+                del self._pending[publisher]
         return requests, out
 
     def _ask(self, publisher: bytes, source: _Source, now_us: int, out: list[Any]) -> Request | None:
@@ -359,8 +364,8 @@ class Receiver:
     def next_deadline(self) -> int | None:
         if self._out:
             return 0
-        due = [source.due_us for source in self._sources.values() if source.due_us is not None]
-        for source in self._sources.values():
+        due = [source.due_us for source in self._pending.values() if source.due_us is not None]
+        for source in self._pending.values():
             due += [until_us for _, until_us in source.waiting.values()]
         return min(due, default=None)
 
@@ -374,7 +379,9 @@ class Receiver:
         return sum(len(source.lost) for source in self._sources.values())
 
     def check(self) -> None:
-        for source in self._sources.values():
+        for publisher, source in self._sources.items():
+            if (source.due_us is not None or source.waiting) and self._pending.get(publisher) is not source:
+                raise BugError("a publisher that nobody will ask")
             bounds = ((source.lost, MAX_LOST), (source.seen, MAX_SEEN), (source.waiting, MAX_WAITING))
             if any(len(numbers) > most for numbers, most in bounds):
                 raise BugError("what a receiver remembers of a publisher is out of bounds")
