@@ -314,8 +314,7 @@ class Broker:
             self._stirred |= batch.durable
             self._rooms.intake.add(peer.connection, batch)
         elif frame_kind(frame) == Kind.BEST_EFFORT:
-            self._stirred = True
-            self._rooms.besteffort.frame(turn, peer, batch)
+            self._handled(turn, partial(self._rooms.besteffort.frame, turn, peer, batch))
             self._rooms.links.consumed(turn, peer.connection, len(frame))
         else:
             self._learned = True
@@ -328,10 +327,10 @@ class Broker:
         handler = self._board.datagrams.get(datagram_kind(datagram.data))
         if handler is None:
             return
-        self._stirred = True
         try:
-            handler(turn, datagram)
+            self._handled(turn, partial(handler, turn, datagram))
         except PeerError:
+            self._stirred, turn.concerns = True, None
             # Its source may be forged: nobody is told, and a log that strangers fill helps nobody.
             self._counters["refused_datagrams_total"] += 1
 

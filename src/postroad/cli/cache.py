@@ -12,6 +12,7 @@ import typer
 
 from postroad.cli.connection import JsonOption, ScopeOption, client_for, connecting
 from postroad.cli.contexts import Options
+from postroad.cli.sub import repair_line
 from postroad.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def cache(
 ) -> None:
     """Keep best-effort events, and send them again to who asks, until it is interrupted.
 
-    Says `caching` on stderr once it does, and at the end what it did.
+    Says `caching` on stderr once it does, and at the end what it did. Meanwhile `postroad status` shows it.
     """
     import uvloop
 
@@ -70,10 +71,7 @@ async def _serve(
         if as_json:
             print(json.dumps(figures))
         else:
-            print(
-                f"kept {figures['cache_messages']:.0f}, repaired {figures['repairs_sent']:.0f},"
-                f" hit ratio {figures['cache_hit_ratio']:.3f}"
-            )
+            print(repair_line(figures))
 
 
 async def _drop(events: Subscription) -> None:

@@ -71,13 +71,33 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
     from postroad.spark.progress import watched
     from postroad.spark.session import make_session
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is put away
+    pressed = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        logging.disable(logging.CRITICAL)  # Py4J tells at length in which call it was
+        raise KeyboardInterrupt  # so that what was begun is put away
+
+    def note(*_: object) -> None:
+        """A JVM that is left alone while it starts tells at length of that."""
+        if pressed.is_set():  # for the second time
+            interrupt()
+        pressed.set()
+        print("ending as soon as Spark has started", file=sys.stderr, flush=True)
+
+    def listen(heard: Callable[..., None]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, heard)
+
+    listen(note)
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print("starting Spark ...")
     with console.status("starting Spark"):
         spark = make_session(master=master, remote=remote, name=f"postroad {doing}")
+    listen(interrupt)  # in place of Spark's own, which talks to its JVM from within other talk
     try:
+        if pressed.is_set():
+            raise KeyboardInterrupt
         with watched(spark, doing):
             yield spark
     finally:
@@ -136,7 +156,6 @@ def land(
 
     with _spark("landing", master, remote) as spark:
         if not once:
-            # Spark's own handler talks to its JVM from within whatever is being said to it.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, interrupted)
             logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a batch that is stopped

@@ -89,7 +89,7 @@ def repair(
 
     The default way of repair, summaries, needs no record: it is told beside it.
     """
-    from postroad.client.repair.planning import plan
+    from postroad.client.repair.planning import MAX_RECORD, plan
 
     figures = plan(match=match, loss=loss, record=record, sharing=sharing, overlap=overlap, aim=aim)
     if as_json:
@@ -97,8 +97,10 @@ def repair(
         return
     proposed = figures["proposed_record"]
     print(f"detection  {figures['detection']:.4f} with records of {record} entries")
-    entries = "no record reaches" if proposed is None else f"{proposed:g} entries reach"
-    print(f"record     {entries} {aim:g}, {figures['proposed_bytes']:,} bytes a message")
+    if proposed is None:
+        print(f"record     no record reaches {aim:g}: with up to {MAX_RECORD:,} entries too few are detected")
+    else:
+        print(f"record     {proposed:g} entries reach {aim:g}, {figures['proposed_bytes']:,} bytes a message")
     print(f"summaries  {figures['summary_detection']:.6f} with the default way, 2 entries a message")
 
 

@@ -143,8 +143,8 @@ async def _subscribe(
             if events.repair and not events.repair["permitted"]:
                 print("the broker refuses repair: it needs rights on $repair/#", file=sys.stderr)
             if events.repair:
-                report = json.dumps({"repair": events.repair})
-                print(report, file=sys.stderr, flush=True)
+                figures = json.dumps({"repair": events.repair}) if as_json else repair_line(events.repair)
+                print(figures, file=sys.stderr, flush=True)
 
 
 async def _print_all(events: Subscription, printed: _Printer, count: int | None) -> None:
@@ -185,6 +185,19 @@ class _Printer:
             return
         self.events += 1
         print(json.dumps(event_json(item), ensure_ascii=False) if self._as_json else event_line(item))
+
+
+def repair_line(figures: dict[str, float]) -> str:
+    """What repair did, for people."""
+    return (
+        f"repair: {figures['losses_detected']:.0f} losses found, {figures['recovered']:.0f} repaired,"
+        f" {figures['given_up']:.0f} given up, {figures['missing']:.0f} under way;"
+        f" {figures['requests_sent'] + figures['asks_sent']:.0f} requests,"
+        f" {figures['duplicates_suppressed']:.0f} duplicates dropped;"
+        f" repaired after {figures['recovery_ms_p50']:.0f} ms, 1 in 100 after"
+        f" {figures['recovery_ms_p99']:.0f} ms; {figures['repairs_sent']:.0f} repairs sent to others,"
+        f" {figures['cache_messages']:.0f} events cached, hit ratio {figures['cache_hit_ratio']:.3f}"
+    )
 
 
 def gap_json(gap: Gap) -> dict[str, Any]:

@@ -66,19 +66,16 @@ from postroad.errors import (
 )
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
+from postroad.links.greetings import DatagramPath
 from postroad.links.handshake import check_welcome, printable, smaller
-from postroad.seam.datagrams import Datagram, Endpoint, SendTo
+from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.effects import Close, Dial, Send
-from postroad.units import SECOND_US
 from postroad.wire import frames as wire
-from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
+from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind
 from postroad.wire.frames import PROTOCOL_VERSION, Kind
 
 MAX_REQUESTS: Final = 1024
 MAX_BUFFER: Final = (1 << 63) - 1
-GREET_US: Final = 5 * SECOND_US  # so often a broker is told that its datagrams are heard
-FIRST_GREET_US: Final = SECOND_US // 2  # until it says that it hears ours
-SILENT_US: Final = 3 * GREET_US
 
 
 class State(Enum):
@@ -103,11 +100,7 @@ class ClientCore:
         self._clock = ClockOffset()  # of the broker; while there is none, of the last one
         self.limits = CLIENT_LIMITS
         self._host = ""  # OPENING and UP: the broker's
-        self._datagram_port = 0  # UP: the broker's; 0: it takes none
-        self._datagram_key = b""  # UP: of this connection; b"": no datagrams
-        self._greet_us = 0  # when the broker is greeted next
-        self._greeted_us: int | None = None  # UP: the last datagram of the broker
-        self._hears = False  # UP: it hears ours
+        self._datagrams: DatagramPath | None = None  # UP: to the broker
         self.effort = Session(draw=draw, subscribe=self._subscribe_own, unsubscribe=self._unsubscribe_own)
         self._clock_ms = 0  # of the call under way, for ids of best-effort events
         self._draw = draw
@@ -187,11 +180,6 @@ class ClientCore:
     def skew_us(self) -> int:
         """The broker's clock minus ours."""
         return self._clock.offset_us
-
-    @property
-    def datagrams(self) -> Endpoint | None:
-        """Where the broker takes datagrams, if there is a broker and it does."""
-        return (self._host, self._datagram_port) if self.state is State.UP and self._datagram_port else None
 
     def _dead_at(self, pinged_us: int) -> int:
         return pinged_us + self.settings.dead_us - self.settings.ping_us
@@ -450,9 +438,8 @@ class ClientCore:
             publisher=message.publisher, broker=message.broker, limits=self.limits, credit=message.window
         )
         self.state = State.UP
-        self._datagram_port = message.datagrams
-        self._datagram_key = message.datagram_key
-        self._greet_us, self._greeted_us, self._hears = now_us, None, False
+        endpoint = (self._host, message.datagrams) if message.datagrams else None
+        self._datagrams = DatagramPath(message.datagram_key, endpoint, dialled=True, now_us=now_us)
         prefix = bytes(MessageId(message.publisher, message.broker, 0, 0))[:8]
         self.effort.opened(prefix, self.limits, lambda: self.outbox.next_id(self._clock_ms))
         self._welcomed = True
@@ -580,50 +567,40 @@ class ClientCore:
 
     def _on_datagram(self, item: Datagram, now_us: int) -> None:
         """What is not sealed with this connection's key, or cannot be read, is dropped: UDP has no sender."""
-        if not self._datagram_key:
+        body = None if self._datagrams is None else self._datagrams.unseal(item, now_us)
+        if self._datagrams is None or body is None:
             return
-        body = unseal(item.data, self._datagram_key, dialled=False)
-        if body is None:
-            return
-        self._greeted_us = now_us
-        if datagram_kind(item.data) == GREETING:
-            self._hears = body == b"\x01"
-        elif datagram_kind(item.data) == BEST_EFFORT:
+        if datagram_kind(item.data) == BEST_EFFORT:
             with contextlib.suppress(PeerError):
                 self._on_best_effort(body, now_us)
+        elif datagram_kind(item.data) == GREETING and self._datagrams.greeted(body):
+            self._greet(now_us)
 
-    def _passes(self, now_us: int) -> bool:
-        """Whether datagrams do, in both directions."""
-        return self._hears and self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+    def _greet_at(self) -> int | None:
+        """When the broker is greeted next; None: never, since datagrams are of no use, or not taken."""
+        return self._datagrams.next_deadline() if self._datagrams is not None and self.effort.active else None
 
-    def _greets(self) -> bool:
-        return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
+    def _greet(self, now_us: int) -> None:
+        if self._datagrams is not None and self._datagrams.endpoint is not None:
+            self._out.append(SendTo(self._datagrams.endpoint, self._datagrams.greeting(now_us)))
 
     def _effort_deadlines(self) -> list[int]:
-        deadlines = [
-            due
-            for due in (self.effort.next_deadline(), self.effort.reporting.next_deadline())
-            if due is not None
-        ]
-        return [*deadlines, self._greet_us] if self._greets() else deadlines
+        dues = (self.effort.next_deadline(), self.effort.reporting.next_deadline(), self._greet_at())
+        return [due_us for due_us in dues if due_us is not None]
 
     def _tick_effort(self, now_us: int) -> None:
         self._hand_out(self.effort.tick(now_us, self.skew_us))
         self._send_all(self.effort.reports(now_us))
-        endpoint = self.datagrams
-        if endpoint is not None and self._greets() and now_us >= self._greet_us:
-            heard = self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
-            self._greet_us = now_us + (GREET_US if self._hears else FIRST_GREET_US)
-            body = b"\x01" if heard else b"\x00"
-            self._out.append(SendTo(endpoint, seal(GREETING, self._datagram_key, body, dialled=True)))
+        greet_us = self._greet_at()
+        if greet_us is not None and now_us >= greet_us:
+            self._greet(now_us)
 
     def _send_best_effort(self, now_us: int) -> None:
         """By datagram where they pass, else over the connection; without credit there it is dropped."""
-        endpoint = self.datagrams if self._passes(now_us) else None
+        path = self._datagrams
         for frame in self.effort.take():
-            if endpoint is not None:
-                sealed = seal(BEST_EFFORT, self._datagram_key, frame, dialled=True)
-                self._out.append(SendTo(endpoint, sealed))
+            if path is not None and path.endpoint is not None and path.passes(now_us):
+                self._out.append(SendTo(path.endpoint, path.seal(BEST_EFFORT, frame)))
             elif self._connection is not None and self.outbox.spend(len(frame)):
                 self._out.append(Send(self._connection, frame))
 
