@@ -42,7 +42,7 @@ def test_every_rule_holds(seed: int) -> None:
 
 @pytest.mark.parametrize(("seed", "seconds"), FOUND)
 def test_what_was_found_stays_repaired(seed: int, seconds: int) -> None:
-    outcome = run(seed, seconds)
+    outcome = QueueScenario(seed=seed, seconds=seconds, wandering=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 
 

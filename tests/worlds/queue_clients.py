@@ -10,6 +10,8 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from postroad.wire import frames
 from postroad.wire.frames import DEFAULT_LIMITS, Message, Posting, QueueMessage, Splitter
 
@@ -165,6 +167,26 @@ class Source:
         together: bool = False,
         confirm: bool = False,
     ) -> frames.Sent:
+        if form == "transactional":
+            postings = tuple([await self.named(posting) for posting in postings])
+        return await self.post_as_it_is(*postings, form=form, together=together, confirm=confirm)
+
+    async def named(self, posting: Posting) -> Posting:
+        """With the chain of its inbox, for which a broker is asked first."""
+        while posting.inbox not in self.chain and not posting.chain:
+            sent = await self.post_as_it_is(posting)
+            assert sent.state == "gap" or sent.code == "unavailable", sent
+            if sent.chain:
+                self.chain[posting.inbox] = sent.chain
+        return replace(posting, chain=posting.chain or self.chain[posting.inbox])
+
+    async def post_as_it_is(
+        self,
+        *postings: Posting,
+        form: str = "transactional",
+        together: bool = False,
+        confirm: bool = False,
+    ) -> frames.Sent:
         message = frames.Send(
             number=next(self._numbers),
             source=self.name,
@@ -174,10 +196,7 @@ class Source:
             together=together,
             confirm=confirm,
         )
-        sent = await self.client.send_frame(message)
-        if sent.chain and len({posting.inbox for posting in postings}) == 1:
-            self.chain[postings[0].inbox] = sent.chain
-        return sent
+        return await self.client.send_frame(message)
 
     async def send(self, inbox: str, payload: bytes, *, form: str = "transactional", **options: Any) -> str:
         """The state that the broker answers, or its code. One that is not known is sent again."""
