@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PeerError, PostroadError
+from postroad.queues.arc_state import Settings
 from postroad.queues.inbox import Inboxes, Limits, Operation
 from postroad.queues.messages import (
     Append,
@@ -44,7 +45,7 @@ from postroad.queues.messages import (
     Tell,
     View,
 )
-from postroad.queues.views import Arc, Settings
+from postroad.queues.views import Arc
 from postroad.seam.storage import LogStream, ReadDone, StreamEnd, StreamKind
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn

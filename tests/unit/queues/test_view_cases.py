@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests.worlds.arcs import PATIENT, TIMED, A, B, C, D, Ledger, Network, Station, keep_all, pair
 
 from postroad.errors import PeerError, UsageError
+from postroad.queues.arc_state import Settings
 from postroad.queues.messages import (
     CLOSED,
     MAX_WRITE_BYTES,
@@ -43,7 +44,7 @@ from postroad.queues.messages import (
     decode,
     encode,
 )
-from postroad.queues.views import Arc, Settings
+from postroad.queues.views import Arc
 
 E, F, G = b"E", b"F", b"G"
 WIDE = Settings(replicas=2, electors=5)
