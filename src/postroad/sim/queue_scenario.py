@@ -43,6 +43,7 @@ APART_EVERY: Final = 7  # seeds: one of them is a world of two networks that mee
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOutcome:
     seed: int
+    minutes: float
     brokers: int
     kept: int
     accepted: int
@@ -261,6 +262,7 @@ class QueueScenario:
         views = sum(int(broker.metrics()["queue_views_total"]) for broker in self.brokers().values())
         return QueueOutcome(
             seed=self.world.seed,
+            minutes=self.seconds / 60,
             brokers=self._count,
             kept=self.ledger.kept_count,
             accepted=self.ledger.accepted_count,
