@@ -270,8 +270,8 @@ class ArcState:
         """A promise: also when it is said twice, the row may not be durable yet."""
         self.outputs.append(Save(self._row(), (Send(to, message),)))
 
-    def _tell(self, told: Told) -> None:
-        self.outputs.append(Tell(told))
+    def _tell(self, news: Told) -> None:
+        self.outputs.append(Tell(news))
 
     def _row(self) -> Row:
         return Row(self.view, self.promised, self.vote, self.rival, self.ended)

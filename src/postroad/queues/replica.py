@@ -219,14 +219,14 @@ class Replica(ArcState):
         """From that place to what is held; None if the tail does not have it or a copy is shorter."""
         place, end = self.tail_start, (held.epoch, held.applied)
         records: list[Record] = []
-        found = place == since
+        passed = place == since
         for record in self.tail:
-            if found and place == end:
+            if passed and place == end:
                 break
             place = _place_after(place, record)
-            if found:
+            if passed:
                 records.append(record)
-            found = found or place == since
+            passed = passed or place == since
         if not records or place != end or sum(map(_record_bytes, records)) >= self.machine.size():
             return None
         return encode(tuple(records))
