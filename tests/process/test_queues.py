@@ -23,6 +23,8 @@ from postroad.queues.settings import QueueConfig
 from postroad.wire import frames
 from postroad.wire.frames import Posting
 
+TOKEN = "s3cret"  # where brokers listen on other addresses than loopback
+
 
 def test_what_is_sent_through_any_broker_is_received_through_any_other(brokers: Brokers) -> None:
     network = mesh(brokers, 3)
@@ -54,8 +56,8 @@ class Load:
     """A source that sends numbers one after the other through any broker that lives, and a consumer that
     accepts what it gets; both go on elsewhere when their broker dies."""
 
-    def __init__(self, addresses: list[str], inbox: str = "stock") -> None:
-        self.addresses, self.inbox = addresses, inbox
+    def __init__(self, addresses: list[str], inbox: str = "stock", token: str = "") -> None:
+        self.addresses, self.inbox, self._token = addresses, inbox, token
         self.kept: list[int] = []  # as the sender was told
         self.accepted: list[int] = []  # as the consumer was told
         self.worst_s = 0.0  # between two that were kept
@@ -67,7 +69,7 @@ class Load:
         """Do this over a connection, again over another one if it is lost, until it is done."""
         for address in itertools.cycle(self.addresses):
             try:
-                async with queue_client(address) as client:
+                async with queue_client(address, self._token) as client:
                     work = asyncio.ensure_future(act(client))
                     await asyncio.wait({work, client.reading}, return_when=asyncio.FIRST_COMPLETED)
                     if work.done():
@@ -131,9 +133,9 @@ class Load:
         assert self.accepted == self.kept == list(range(1, len(self.kept) + 1))
 
 
-async def until_replicated(address: str, inbox: str, replicas: int) -> Any:
+async def until_replicated(address: str, inbox: str, replicas: int, token: str = "") -> Any:
     """The row of an inbox, once it has so many replicas."""
-    async with asyncio.timeout(60), queue_client(address) as client:
+    async with asyncio.timeout(60), queue_client(address, token) as client:
         while True:
             reply = await client.request("queues")
             for row in reply["queues"]:
@@ -197,7 +199,8 @@ def test_the_smaller_side_of_a_cut_refuses_and_the_larger_one_goes_on(
 ) -> None:
     """Spec, responsibility 6: the error means "outcome unknown", and the same id sent again is kept once."""
     network: list[BrokerProcess] = []
-    extra = configured(tmp_path, '[queues]\nanswer = "2 s"\n')
+    secrets = ("--token", TOKEN, "--link-token", "brokers only")
+    extra = (*configured(tmp_path, '[queues]\nanswer = "2 s"\n'), *secrets)
     program = ("-c", "from postroad.cli import main; raise SystemExit(main())")
     for name, side in (("b1", "left"), ("b2", "left"), ("b3", "right")):
         links = tuple(broker.address for broker in network)
@@ -209,35 +212,34 @@ def test_the_smaller_side_of_a_cut_refuses_and_the_larger_one_goes_on(
     late: list[Posting] = []
 
     async def refused() -> None:
-        async with queue_client(right) as client:
+        async with queue_client(right, TOKEN) as client:
             source = client.source("shop", bytes(8))
             late.append(await source.named(source.posting("late", b"once")))
             for _ in range(2):
                 assert (await source.post(late[0])).code == "unavailable"
 
     async def test() -> None:
-        await linked(*network)
-        load = Load(left)
+        load = Load(left, token=TOKEN)
         tasks = [asyncio.ensure_future(load.send()), asyncio.ensure_future(load.consume())]
         await at_least(load, 20)
-        await until_replicated(left[0], "stock", 3)
+        await until_replicated(left[0], "stock", 3, TOKEN)
         await asyncio.to_thread(cable.pull)
         minority = asyncio.to_thread(cable.at, "right", lambda: run(refused()))
         await asyncio.gather(minority, at_least(load, len(load.kept) + 20))
         await asyncio.to_thread(cable.plug_in)
-        await linked(*network)
+        await until_replicated(left[0], "stock", 3, TOKEN)
         await at_least(load, len(load.kept) + 20)
         load.stopped = True
         await asyncio.gather(*tasks)
         load.check()
-        async with queue_client(left[1]) as client:
+        async with queue_client(left[1], TOKEN) as client:
             source = client.source("shop", bytes(8))
             sent = await source.post(late[0])
             while sent.code == "unavailable":
                 await asyncio.sleep(0.1)
                 sent = await source.post(late[0])
             assert sent.state == "kept"
-            assert (await until_replicated(left[1], "late", 3))["depth"] == 1
+            assert (await until_replicated(left[1], "late", 3, TOKEN))["depth"] == 1
 
     cable.at("left", lambda: run(test()))
 
