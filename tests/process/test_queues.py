@@ -209,14 +209,15 @@ def test_the_smaller_side_of_a_cut_refuses_and_the_larger_one_goes_on(
         brokers.all.append(broker)
         network.append(cable.at(side, broker.start))
     left, right = [broker.address for broker in network[:2]], network[2].address
-    late: list[Posting] = []
+    late = Posting(inbox="late", id=1, after=0, payload=b"once")
+    chains: dict[str, bytes] = {}
 
     async def refused() -> None:
         async with queue_client(right, TOKEN) as client:
             source = client.source("shop", bytes(8))
-            late.append(await source.named(source.posting("late", b"once")))
             for _ in range(2):
-                assert (await source.post(late[0])).code == "unavailable"
+                assert (await source.post(late)).code == "unavailable"
+            chains.update(source.chain)
 
     async def test() -> None:
         load = Load(left, token=TOKEN)
@@ -234,10 +235,11 @@ def test_the_smaller_side_of_a_cut_refuses_and_the_larger_one_goes_on(
         load.check()
         async with queue_client(left[1], TOKEN) as client:
             source = client.source("shop", bytes(8))
-            sent = await source.post(late[0])
+            source.chain = chains
+            sent = await source.post(late)
             while sent.code == "unavailable":
                 await asyncio.sleep(0.1)
-                sent = await source.post(late[0])
+                sent = await source.post(late)
             assert sent.state == "kept"
             assert (await until_replicated(left[1], "late", 3, TOKEN))["depth"] == 1
 

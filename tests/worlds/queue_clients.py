@@ -167,18 +167,26 @@ class Source:
         together: bool = False,
         confirm: bool = False,
     ) -> frames.Sent:
+        """Transactional messages name the chain of their inbox, for which a broker is asked first."""
         if form == "transactional":
-            postings = tuple([await self.named(posting) for posting in postings])
+            for posting in postings:
+                refused = await self._learn_chain(posting)
+                if refused is not None:
+                    return refused
+            postings = tuple(
+                replace(posting, chain=posting.chain or self.chain[posting.inbox]) for posting in postings
+            )
         return await self.post_as_it_is(*postings, form=form, together=together, confirm=confirm)
 
-    async def named(self, posting: Posting) -> Posting:
-        """With the chain of its inbox, for which a broker is asked first."""
+    async def _learn_chain(self, posting: Posting) -> frames.Sent | None:
+        """None, or why there is none to learn."""
         while posting.inbox not in self.chain and not posting.chain:
             sent = await self.post_as_it_is(posting)
-            assert sent.state == "gap" or sent.code == "unavailable", sent
             if sent.chain:
                 self.chain[posting.inbox] = sent.chain
-        return replace(posting, chain=posting.chain or self.chain[posting.inbox])
+            elif sent.code != "unavailable":
+                return sent
+        return None
 
     async def post_as_it_is(
         self,
