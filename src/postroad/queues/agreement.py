@@ -32,7 +32,6 @@ from postroad.queues.messages import (
     Prepare,
     Promise,
     Refused,
-    Unknown,
     View,
     Vote,
 )
@@ -75,7 +74,6 @@ class Agreement(Merging):
         old, self.view = self.view, view
         self.promised, self.vote, self.unsaved = NO_BALLOT, None, True
         self.proposal, self.attempts, self.attempt_at = None, 0, None
-        self.told_of, self.strangers = None, ()
         if self.rival is not None and not self.rival.chain.outranks(view.chain):
             self.rival = None
         same_epoch = old is not None and (old.chain, old.epoch) == (view.chain, view.epoch)
@@ -111,16 +109,6 @@ class Agreement(Merging):
 
     # Founding
 
-    def begin(self, told_of: Sequence[Node], now_us: int) -> None:
-        """Find the arc's chain. Found it if nobody is to be asked or all know nothing (responsibility 9)."""
-        start = self._begin(now_us)
-        if self.view is None:
-            self.told_of = tuple(sorted(set(told_of) - {self.me}))
-            for node in self.told_of:
-                self._send(node, Ask())
-            self._found_if_first()
-        self._end(start)
-
     def found(self, now_us: int) -> None:
         """By hand, or because nobody else can have: a chain that begins with this broker alone."""
         if self.view is not None:
@@ -131,17 +119,8 @@ class Agreement(Merging):
 
     def _on_ask(self, sender: Node, message: Ask) -> None:
         del message
-        self._send(sender, Unknown() if self.view is None else Know(self.view))
-
-    def _on_unknown(self, sender: Node, message: Unknown) -> None:
-        del message
-        if self.told_of is not None and sender in self.told_of:
-            self.strangers = tuple(sorted({*self.strangers, sender}))
-            self._found_if_first()
-
-    def _found_if_first(self) -> None:
-        if self.told_of == self.strangers and all(self.me < node for node in self.strangers):
-            self._found()
+        if self.view is not None:
+            self._send(sender, Know(self.view))
 
     def _found(self) -> None:
         only = (self.me,)

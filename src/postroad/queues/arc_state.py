@@ -174,8 +174,6 @@ class ArcState:
         *(
             "lapsed",
             "candidates",
-            "told_of",
-            "strangers",
             "broken",
             "round",
             "proposal",
@@ -218,8 +216,6 @@ class ArcState:
         self.ended: tuple[Chain, ...] = ()  # chains that this broker left, the last MAX_CHAINS
         self.lapsed: tuple[Chain, int] | None = None  # known at the start: no part is taken up to that epoch
         self.candidates: tuple[Node, ...] = ()  # live brokers, closest to the arc first
-        self.told_of: tuple[Node, ...] | None = None  # None: this broker may not found
-        self.strangers: tuple[Node, ...] = ()  # of those, who answered that they know no view
         self.broken = False  # the present epoch cannot go on
         self.round = 0
         self.proposal: Proposal | None = None
@@ -294,9 +290,8 @@ class ArcState:
             self._send(node, Know(view))
 
     def _waits_for_answers(self) -> bool:
-        asks = self.told_of is not None
         unfilled = self.installing is not None and not self.serving
-        return bool(self.reading or unfilled or self.pending or asks or self.rival or self._is_left_over())
+        return bool(self.reading or unfilled or self.pending or self.rival or self._is_left_over())
 
     def _is_left_over(self) -> bool:
         """Whether what is held here is of no use once the newest view has started; nobody else says so."""

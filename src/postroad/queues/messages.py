@@ -137,11 +137,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(_Message, frozen=True, tag=1):
-    """Which view of the arc do you know?"""
-
-
-class Unknown(_Message, frozen=True, tag=2):
-    """None."""
+    """Which view of the arc do you know? Who knows none does not answer."""
 
 
 class Know(_Message, frozen=True, tag=3):
@@ -287,7 +283,7 @@ class Synced(_Message, frozen=True, tag=21):
 
 
 Message: TypeAlias = (
-    Ask | Unknown | Know | Ended | Prepare | Promise | Accept | Accepted | Busy | Seal | Sealed | Fetch
+    Ask | Know | Ended | Prepare | Promise | Accept | Accepted | Busy | Seal | Sealed | Fetch
     | Piece | Offer | More | Load | Installed | Write | Ack | Refused | Synced
 )  # fmt: skip
 

@@ -310,7 +310,7 @@ class Queues:
             case AskChains():
                 self.say(turn, sender, Chains(self.arcs.knows_chain))
             case Chains():
-                self._founding.heard(turn, sender, said)
+                self._founding.answered(turn, sender, said)
             case AskQueues():
                 self._reports.asked(turn, sender, said)
             case QueueRows():

@@ -74,7 +74,6 @@ from postroad.queues.messages import (
     Sealed,
     Stalled,
     Synced,
-    Unknown,
     Write,
 )
 
@@ -170,9 +169,6 @@ class Arc(Agreement):
     # What is said again until it is answered
 
     def _resend(self) -> None:
-        if self.told_of is not None:
-            for node in self.told_of:
-                self._send(node, Ask())
         if self.reading is not None:
             if self.reading.source is not None:
                 node, held = self.reading.source
@@ -208,7 +204,6 @@ class Arc(Agreement):
 _APART: Final = {"settings", "machine", "outputs", "now_us", "acks", "pending", "tail"}
 _HANDLERS: Final[dict[type, Callable[[Any, Node, Any], None]]] = {
     Ask: Arc._on_ask,
-    Unknown: Arc._on_unknown,
     Know: Arc._on_know,
     Ended: Arc._on_ended,
     Prepare: Arc._on_prepare,
