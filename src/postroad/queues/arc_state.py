@@ -23,6 +23,7 @@ from postroad.queues.messages import (
     MAX_WRITE_BYTES,
     NEW,
     NO_BALLOT,
+    STARTED,
     Ballot,
     Chain,
     Held,
@@ -294,11 +295,17 @@ class ArcState:
         return bool(self.reading or unfilled or self.pending or self.rival or self._is_left_over())
 
     def _is_left_over(self) -> bool:
-        """Whether what is held here is of no use once the newest view has started; nobody else says so."""
+        """Whether this broker has to ask what came after the newest view that it knows: nobody else says so.
+
+        It holds what is of no use once that view has started; or its chain is closed, and it has not heard
+        which one takes it in.
+        """
         view = self.view
-        return (
-            view is not None and view.stage == NEW and self.me not in view.replicas and self._is_older(view)
-        )
+        if view is None or view.stage == STARTED:
+            return False
+        if view.stage == CLOSED:
+            return self.rival is None
+        return self.me not in view.replicas and self._is_older(view)
 
     def _is_full(self) -> bool:
         return len(self.pending) >= MAX_PENDING or self.pending_bytes >= MAX_PENDING_BYTES

@@ -50,6 +50,7 @@ from postroad.errors import BugError
 from postroad.queues.agreement import Agreement
 from postroad.queues.arc_state import ArcState, Machine
 from postroad.queues.messages import (
+    CLOSED,
     STARTED,
     Accept,
     Accepted,
@@ -186,7 +187,9 @@ class Arc(Agreement):
                 if node not in self.installing.done:
                     self._send(node, offer)
         if self.view is not None and self._is_left_over():
-            for node in sorted({*self.view.electors, *self.view.replicas} - {self.me}):
+            # The brokers of a closed chain may all be gone; those that are closest to the arc know the other.
+            closest = self.candidates if self.view.stage == CLOSED else ()
+            for node in sorted({*self.view.electors, *self.view.replicas, *closest} - {self.me}):
                 self._send(node, Ask())
         if self.view is not None and self.rival is not None:
             # Whether it is closed or was taken in long ago, the answer says so.

@@ -21,6 +21,7 @@ from postroad.queues.messages import (
     Ask,
     Base,
     Chain,
+    Ended,
     Entry,
     Fetch,
     Installed,
@@ -386,6 +387,30 @@ def test_a_broker_that_is_no_elector_leaves_a_chain_that_was_taken_in() -> None:
     network.deliver(A, D, Know(network.view(A)))
     network.run()
     assert network.view(D) == network.view(A)
+
+
+def test_a_broker_that_knows_only_that_its_chain_is_closed_asks_what_became_of_it() -> None:
+    """Found by simulator seed 72271: it was in a cut when the others left the chain, and kept its replica."""
+    network = Network((A, C, D, E))
+    network.do(A, lambda arc: arc.found(0))
+    network.do(C, lambda arc: arc.found(0))
+    network.candidates((C, D, E), C)
+    network.run()
+
+    def is_of_the_other(to: Node, message: Message) -> bool:
+        news = isinstance(message, Know) and message.view.chain == Chain(0, A, A)
+        return to == E and (news or isinstance(message, Ended))
+
+    network.drop = is_of_the_other
+    network.candidates((A, C, D), A, C, D)
+    network.run()
+    assert network.view(D).chain == Chain(0, A, A)
+    assert (network.view(E).stage, network[E].core.rival) == (CLOSED, None)
+    network.drop = keep_all
+    network.run()
+    assert network.view(E) == network.view(A)
+    assert network[E].core.chain is None, "its replica is of no use any more"
+    assert network[E].core.next_deadline() is None
 
 
 def test_writes_are_applied_in_order_once_and_gaps_are_sent_again() -> None:
