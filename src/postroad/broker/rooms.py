@@ -178,7 +178,7 @@ class Rooms:
             tracking=tracking,
             records_forwards=config.tracking.routing != "all",
             confirmed=self._confirmed,
-            held=self._held,
+            followed=self._followed,
             owing=self._owing,
             pull_needed=self.flooding.pull_needed,
             gone=self._retired,
@@ -385,8 +385,8 @@ class Rooms:
     def _confirmed(self, turn: Turn, key: SubscriptionKey, missing: tuple[str, ...]) -> None:
         self.subscribing.confirmed(turn, key, missing)
 
-    def _held(self, pubend: int) -> bool:
-        return self.releasing.held(pubend)
+    def _followed(self, pubend: int) -> bool:
+        return self.releasing.followed(pubend)
 
     def _owing(self, pubend: int) -> bool:
         return is_history(pubend) and self.history.owing

@@ -58,37 +58,39 @@ def discover(
         sealer=load_sealer(TlsConfig(certificate=tls_cert or "", key=tls_key or "", ca=tls_ca or "")),
         search=SearchSettings(timeout_us=round(timeout * SECOND_US)),
     )
-    found = asyncio.run(find(from_environment(where)))
+    result = asyncio.run(find(from_environment(where)))
     if as_json:
-        print(json.dumps(as_rows(found)))
+        print(json.dumps(as_rows(result)))
     else:
-        _show(found)
+        _show(result)
 
 
-def as_rows(found: Found) -> dict[str, Any]:
+def as_rows(result: Found) -> dict[str, Any]:
     """What `--json` prints."""
     return {
-        "chosen": found.chosen.response.name,
-        "address": found.chosen.address,
+        "chosen": result.chosen.response.name,
+        "address": result.chosen.address,
         "responses": [
             {
-                "broker": one.response.name,
-                "address": one.address,
-                "delay_ms": one.delay_us / MILLISECOND_US,
-                "weight": round(one.weight, 6),
-                "ping_ms": None if one.round_trip_us is None else one.round_trip_us / MILLISECOND_US,
-                "connections": one.response.usage.connections,
-                "links": one.response.usage.links,
-                "cpu_share": one.response.usage.cpu_share,
-                "memory_free_bytes": one.response.usage.memory_free_bytes,
+                "broker": candidate.response.name,
+                "address": candidate.address,
+                "delay_ms": candidate.delay_us / MILLISECOND_US,
+                "weight": round(candidate.weight, 6),
+                "ping_ms": None
+                if candidate.round_trip_us is None
+                else candidate.round_trip_us / MILLISECOND_US,
+                "connections": candidate.response.usage.connections,
+                "links": candidate.response.usage.links,
+                "cpu_share": candidate.response.usage.cpu_share,
+                "memory_free_bytes": candidate.response.usage.memory_free_bytes,
             }
-            for one in found.candidates
+            for candidate in result.candidates
         ],
-        "phases_ms": {name: took / MILLISECOND_US for name, took in found.phases_us.items()},
+        "phases_ms": {name: took / MILLISECOND_US for name, took in result.phases_us.items()},
     }
 
 
-def _show(found: Found) -> None:
+def _show(result: Found) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -96,28 +98,30 @@ def _show(found: Found) -> None:
     table = Table(pad_edge=False, box=None)
     for name in ("broker", "address", "delay ms", "ping ms", "weight", "cpu", "clients", "links"):
         table.add_column(name, justify="left" if name in ("broker", "address") else "right", no_wrap=True)
-    for one in found.candidates:
-        usage = one.response.usage
+    for candidate in result.candidates:
+        usage = candidate.response.usage
         table.add_row(
-            one.response.name,
-            one.address,
-            f"{one.delay_us / MILLISECOND_US:.1f}",
-            "-" if one.round_trip_us is None else f"{one.round_trip_us / MILLISECOND_US:.2f}",
-            f"{one.weight:.3f}",
+            candidate.response.name,
+            candidate.address,
+            f"{candidate.delay_us / MILLISECOND_US:.1f}",
+            "-" if candidate.round_trip_us is None else f"{candidate.round_trip_us / MILLISECOND_US:.2f}",
+            f"{candidate.weight:.3f}",
             f"{usage.cpu_share:.0%}",
             str(max(0, usage.connections - usage.links)),
             str(usage.links),
         )
     console.print(table)
-    phases = ", ".join(f"{name} {took / MILLISECOND_US:.1f}" for name, took in found.phases_us.items())
-    print(f"chosen: {found.chosen.response.name} at {found.chosen.address}, {_why(found)}")
+    phases = ", ".join(f"{name} {took / MILLISECOND_US:.1f}" for name, took in result.phases_us.items())
+    print(f"chosen: {result.chosen.response.name} at {result.chosen.address}, {_why(result)}")
     print(f"phases in ms: {phases}")
 
 
-def _why(found: Found) -> str:
+def _why(result: Found) -> str:
     from postroad.discovery.selection import is_near
 
-    trips = [one.round_trip_us for one in found.candidates if one.round_trip_us is not None]
+    trips = [
+        candidate.round_trip_us for candidate in result.candidates if candidate.round_trip_us is not None
+    ]
     if not trips:
         return "the heaviest: nobody answered a ping"
     near = sum(is_near(trip, min(trips)) for trip in trips)

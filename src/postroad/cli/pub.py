@@ -92,15 +92,15 @@ def pub(
 
 def parse_attributes(guessed: list[str], text: list[str]) -> dict[str, Value]:
     """Attributes from NAME=VALUE, of the type the value looks like."""
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     for item, typed in [*((item, True) for item in guessed), *((item, False) for item in text)]:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise UsageError(f"{item!r} is not an attribute such as price=120")
-        if name in found:
+        if name in attributes:
             raise UsageError(f"attribute {name!r} is given twice")
-        found[name] = guess(value) if typed else value
-    return found
+        attributes[name] = guess(value) if typed else value
+    return attributes
 
 
 def guess(text: str) -> Value:

@@ -134,8 +134,8 @@ def again(
     if as_json:
         print(json.dumps(answer))
         return
-    what = "thrown away" if drop else "sent again"
-    print(f"{answer['count']} dead letter{'' if answer['count'] == 1 else 's'} of {inbox} {what}")
+    outcome = "thrown away" if drop else "sent again"
+    print(f"{answer['count']} dead letter{'' if answer['count'] == 1 else 's'} of {inbox} {outcome}")
 
 
 def rescue(

@@ -172,4 +172,4 @@ def _plain(text: str, style: str = "") -> Any:
     """Others chose names, topics and conditions: they are neither markup nor commands to the terminal."""
     from rich.text import Text
 
-    return Text("".join(one if one.isprintable() else "?" for one in text), style)
+    return Text("".join(character if character.isprintable() else "?" for character in text), style)

@@ -156,8 +156,8 @@ async def _subscribe(
             if events.repair and not events.repair["permitted"]:
                 print("the broker refuses repair: it needs rights on $repair/#", file=sys.stderr)
             if events.repair:
-                told = json.dumps({"repair": events.repair})
-                print(told, file=sys.stderr, flush=True)
+                report = json.dumps({"repair": events.repair})
+                print(report, file=sys.stderr, flush=True)
 
 
 async def _print_all(events: Subscription, printed: _Printer, count: int | None) -> None:

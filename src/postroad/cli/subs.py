@@ -56,11 +56,11 @@ def subs(
     if delete:
         asyncio.run(_delete(client, name or ""))
         return
-    found = asyncio.run(_ask(client, name))
-    if name is not None and not found:
+    rows = asyncio.run(_ask(client, name))
+    if name is not None and not rows:
         hint = "; to retire a broker give its name: postroad subs retire BROKER" if name == "retire" else ""
         raise UsageError(f"there is no durable subscription {shorten(name, 60)!r} at this broker{hint}")
-    for row in found:
+    for row in rows:
         if as_json:
             print(json.dumps(row))
         elif name is None:

@@ -296,10 +296,10 @@ class Client:
                 future.set_exception(error or UnavailableError("the client was closed"))
         self._requests.clear()
         for waiting in (self._storing, self._acking):
-            for one in waiting.values():
-                if not one.done():
-                    one.set_exception(error or UnavailableError("the client was closed"))
-                    one.exception()  # whoever waits gets it; nobody need wait
+            for confirmation in waiting.values():
+                if not confirmation.done():
+                    confirmation.set_exception(error or UnavailableError("the client was closed"))
+                    confirmation.exception()  # whoever waits gets it; nobody need wait
             waiting.clear()
         self._queues.end(error)
         self._wake()
@@ -758,13 +758,14 @@ class Client:
         if self._where is None:
             raise BugError("a client that cannot look for brokers was to")
         try:
-            found = await find(self._where)
+            result = await find(self._where)
         except PostroadError as error:
             self._handle([fx.Found(reason=str(error))])
         else:
             weights = self._where.search.weights
             choices = tuple(
-                Choice(address=one.address, weight=merit(one, weights)) for one in found.candidates
+                Choice(address=candidate.address, weight=merit(candidate, weights))
+                for candidate in result.candidates
             )
             self._handle([fx.Found(choices=choices)])
 

@@ -72,16 +72,11 @@ def check_event(event: object) -> None:
 def increasing(ids: Iterable[bytes]) -> Iterator[bytes]:
     """Ids of a program's own, as a broker takes them."""
     last = b""
-    for one in ids:
-        if (
-            not isinstance(one, bytes)
-            or len(one) != ID_BYTES
-            or (last and one[:8] != last[:8])
-            or one <= last
-        ):
+    for id in ids:
+        if not isinstance(id, bytes) or len(id) != ID_BYTES or (last and id[:8] != last[:8]) or id <= last:
             raise UsageError("ids are of 16 bytes, the first 8 the same in all of them, and increase")
-        last = one
-        yield one
+        last = id
+        yield id
     raise UsageError(FEWER_IDS)
 
 

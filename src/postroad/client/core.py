@@ -170,9 +170,9 @@ class ClientCore:
         elif self.state is State.UP:
             silent = self._heard_us + settings.ping_us
             due.append(silent if self._pinged_us is None else self._dead_at(self._pinged_us))
-            again = self.inbox.next_deadline()
-            if again is not None:
-                due.append(again)
+            retry_us = self.inbox.next_deadline()
+            if retry_us is not None:
+                due.append(retry_us)
             if self._review_us is not None:
                 due.append(self._review_us)
             due += self._effort_deadlines()
@@ -216,9 +216,9 @@ class ClientCore:
                 self._out.append(Seek())
         if self.state is not State.OVER:
             self._out += self.sender.tick(now_us)
-            again, told = self.receiver.tick(now_us)
-            self._send_all(again)
-            self._out += told
+            requests, effects = self.receiver.tick(now_us)
+            self._send_all(requests)
+            self._out += effects
         if (
             self._down_us is not None
             and not self._outage
@@ -263,7 +263,7 @@ class ClientCore:
 
     def _on_found(self, item: Found, now_us: int) -> None:
         if item.choices:
-            self._places.found([one.address for one in item.choices])
+            self._places.replace([choice.address for choice in item.choices])
             self._dial()
         elif not self._welcomed:
             where = f"{self._unreachable()}; " if self._places.addresses else ""
@@ -279,7 +279,7 @@ class ClientCore:
         self._review_us = now_us + self.settings.review_us
         better = self._reviews(item.choices, self._places.current, self._draw(2))
         if better is not None and not self.outbox.unsettled and not self._requests:
-            self._places.move([better.address, *(one.address for one in item.choices)])
+            self._places.move([better.address, *(choice.address for choice in item.choices)])
             better_one = UnavailableError("moving to a broker that is much better")
             self._drop(better_one, now_us, go_elsewhere=True)
 
@@ -356,18 +356,18 @@ class ClientCore:
             self._out.append(Answered(number=number, error=gone, body=""))
         self._requests.clear()
         self._out.append(Down(error=error))
-        held = self._held(now_us)
-        if held:
+        lasted = self._lasted(now_us)
+        if lasted:
             self._backoff_us = 0
             self._refused = False
         if pause:
             self._pause(now_us)
-        elif held or go_elsewhere:
+        elif lasted or go_elsewhere:
             self._dial()  # the same broker first, at once: it recognises what it accepted already
         else:
             self._try_next(now_us)  # a broker that takes us and drops us is as good as none
 
-    def _held(self, now_us: int) -> bool:
+    def _lasted(self, now_us: int) -> bool:
         """Whether this connection was up for long enough to call it a success."""
         return now_us - self._up_us >= self.settings.ping_us
 
@@ -479,7 +479,7 @@ class ClientCore:
         if isinstance(error, DamagedError):
             final = not self._welcomed
         elif isinstance(error, PeerError) and self.state is State.UP:
-            final = self._refused and not self._held(now_us)
+            final = self._refused and not self._lasted(now_us)
         else:
             final = isinstance(error, UsageError | PeerError) or not self._welcomed
         if final:
@@ -521,15 +521,15 @@ class ClientCore:
 
     def _on_rejected(self, message: wire.Rejected, _now_us: int) -> None:
         count = self.outbox.rejected(message.sequence)
-        what = "an event was" if count == 1 else f"{count} events published together were"
-        error = from_wire(message.code, f"{what} not taken: {message.reason}")
+        subject = "an event was" if count == 1 else f"{count} events published together were"
+        error = from_wire(message.code, f"{subject} not taken: {message.reason}")
         dropped = self.outbox.take_dropped()  # whoever waits for a durable event is told there
         self._out.append(Stored(ordinals=dropped, error=error) if dropped else Lost(error=error))
         self._out.append(Progress())
 
     def _on_subscribed(self, message: wire.Subscribed, now_us: int) -> None:
-        told, say_again = self.inbox.subscribed(message, now_us + self.skew_us)
-        self._out += told
+        effects, say_again = self.inbox.subscribed(message, now_us + self.skew_us)
+        self._out += effects
         self._send_all(say_again)
 
     def _on_ended(self, message: wire.Ended, now_us: int) -> None:
@@ -598,12 +598,12 @@ class ClientCore:
         return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
 
     def _effort_deadlines(self) -> list[int]:
-        found = [
+        deadlines = [
             due
             for due in (self.effort.next_deadline(), self.effort.reporting.next_deadline())
             if due is not None
         ]
-        return [*found, self._greet_us] if self._greets() else found
+        return [*deadlines, self._greet_us] if self._greets() else deadlines
 
     def _tick_effort(self, now_us: int) -> None:
         self._hand_out(self.effort.tick(now_us, self.skew_us))
@@ -689,8 +689,8 @@ class ClientCore:
 
     def unsubscribe(self, number: int) -> list[Effect]:
         self.effort.end(number)
-        tell, told = self.inbox.remove(number)
-        self._out += told
+        tell, effects = self.inbox.remove(number)
+        self._out += effects
         if tell and self.state is State.UP:
             self._send(wire.Unsubscribe(number=number))
         return self._take()
@@ -734,9 +734,9 @@ class ClientCore:
     def _send_queued(self, now_us: int) -> None:
         if self.state is not State.UP:
             return  # both go on with it when there is a broker again
-        sends, told = self.sender.take(now_us)
+        sends, effects = self.sender.take(now_us)
         self._send_all(sends)
-        self._out += told
+        self._out += effects
         self._send_all(self.receiver.take(now_us))
 
     def end_session(self, session: bytes) -> list[Effect]:

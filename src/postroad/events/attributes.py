@@ -37,19 +37,19 @@ def encode_attributes(attributes: Mapping[str, Value], limits: Limits) -> bytes:
 
 def decode_attributes(data: bytes) -> dict[str, Value]:
     """Of a message that no kernel has checked; PeerError unless all of it is attributes."""
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     at = 0
     try:
         while at < len(data):
             name_end = at + 1 + data[at]
             name, kind = data[at + 1 : name_end].decode(), data[name_end]
             at, value = _decode_value(data, name_end + 1, kind)
-            if not name or name in found or at > len(data):
+            if not name or name in attributes or at > len(data):
                 raise PeerError(f"attribute {name!r} is nameless, cut or there twice")
-            found[name] = value
+            attributes[name] = value
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise PeerError(f"attributes of {len(data)} bytes cannot be read: {error}") from None
-    return found
+    return attributes
 
 
 def _decode_value(data: bytes, at: int, kind: int) -> tuple[int, Value]:

@@ -276,8 +276,8 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             return [self.topic(0)]
         lengths = self.headers["topic_length"].tolist()
         data = self.data
-        found = {data[at : at + size] for at, size in zip(self.offsets.tolist(), lengths, strict=False)}
-        return [topic.decode() for topic in sorted(found)]
+        topics = {data[at : at + size] for at, size in zip(self.offsets.tolist(), lengths, strict=False)}
+        return [topic.decode() for topic in sorted(topics)]
 
     def attributes(self, row: int) -> dict[str, Value]:
         _, _, _, topic_length, _, _, _, count, _ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))

@@ -254,11 +254,11 @@ def covers(wide: str, narrow: str) -> bool:
     return len(a) == len(b)
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(pattern: str, other: str) -> bool:
     """Whether some topic matches both patterns."""
-    if not one or not other:
+    if not pattern or not other:
         return True
-    a, b = one.split("/"), other.split("/")
+    a, b = pattern.split("/"), other.split("/")
     if not (_first_matches(a[0], b[0]) and _first_matches(b[0], a[0])):
         return False
     for x, y in zip(a, b, strict=False):

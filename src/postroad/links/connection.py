@@ -142,7 +142,7 @@ class Connection:
     clock: ClockOffset = field(default_factory=ClockOffset)  # between brokers: the peer's
     window_in: int = 0  # what we announced
     credit_in: int = 0  # what the peer may still send; below zero by at most one frame
-    held: int = 0  # received and not yet consumed
-    due: int = 0  # consumed and not yet given back: window_in == credit_in + held + due
+    unconsumed: int = 0  # received and not yet consumed
+    due: int = 0  # consumed and not yet given back: window_in == credit_in + unconsumed + due
     window_out: int = 0
     credit_out: int = 0

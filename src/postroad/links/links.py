@@ -296,7 +296,7 @@ class Links:
                     f"a {_NAMES[kind]} frame of {size} bytes beyond the window of {state.window_in} bytes"
                 )
             state.credit_in -= size
-            state.held += size
+            state.unconsumed += size
         return True
 
     def received(self, turn: Turn, connection: int, message: Message) -> tuple[Peer | None, bool]:
@@ -583,9 +583,9 @@ class Links:
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
             return
-        if size > state.held:
-            raise BugError(f"{size} bytes consumed of connection {connection}, which sent {state.held}")
-        state.held -= size
+        if size > state.unconsumed:
+            raise BugError(f"{size} bytes consumed of connection {connection}, which sent {state.unconsumed}")
+        state.unconsumed -= size
         state.due += size
         if state.due * _CREDIT_SHARE < state.window_in:
             return
@@ -666,7 +666,7 @@ class Links:
                 "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
                 "clock_offset_ms": state.clock.offset_us / MILLISECOND_US if state.clock else None,
                 "credit": state.credit_out,
-                "unconsumed": state.held,
+                "unconsumed": state.unconsumed,
             }
             for state, peer in self._up("broker")
         ]
@@ -689,7 +689,7 @@ class Links:
                 raise BugError(f"connection {connection} is not the link it is listed as")
         self._resuming.check(lambda number: getattr(self._connections.get(number), "peer", None))
         for state in self._connections.values():
-            if state.credit_in + state.held + state.due != state.window_in or state.held < 0:
+            if state.credit_in + state.unconsumed + state.due != state.window_in or state.unconsumed < 0:
                 raise BugError(f"credit of connection {state.number} does not add up")
             if state.credit_out > state.window_out:
                 raise BugError(f"connection {state.number} has more credit than its window")

@@ -54,7 +54,7 @@ class Where:
 
 def from_environment(where: Where) -> Where:
     """What is not said is taken from the environment."""
-    nodes = tuple(one for one in os.environ.get(NODES_VARIABLE, "").split(",") if one)
+    nodes = tuple(address for address in os.environ.get(NODES_VARIABLE, "").split(",") if address)
     interface = where.interface or os.environ.get(INTERFACE_VARIABLE, "")
     return replace(where, nodes=where.nodes or nodes, interface=interface)
 
@@ -72,12 +72,12 @@ async def find(where: Where) -> Found:
         token=where.token,
     )
     if where.interface == OFF:
-        found = await _Run(search, ANY, None).result()
+        result = await _Run(search, ANY, None).result()
     else:
-        found = await _Run(search, where.interface, where.interface).result()
+        result = await _Run(search, where.interface, where.interface).result()
     if where.remember:
-        remember(one.address for one in found.candidates)
-    return found
+        remember(candidate.address for candidate in result.candidates)
+    return result
 
 
 class _Run:
@@ -118,8 +118,8 @@ class _Run:
                 await asyncio.wait([browsing])
             if self._timer is not None:
                 self._timer.cancel()
-            for one in self._sockets:
-                one.close()
+            for datagrams in self._sockets:
+                datagrams.close()
         if self._search.found is None:
             raise self._search.error or UnavailableError("no broker was found")
         return self._search.found
@@ -135,19 +135,19 @@ class _Run:
         self._perform(self._search.also(endpoint, self._clock.now_us()))
 
     def _take(self, heard_by: Datagrams, arrived: Sequence[Datagram]) -> None:
-        for one in arrived:
-            self._heard_by.setdefault(one.source, heard_by)
+        for datagram in arrived:
+            self._heard_by.setdefault(datagram.source, heard_by)
             with contextlib.suppress(PeerError):  # anybody can send one, nobody here cares who did
-                self._perform(self._search.datagram(one, self._clock.now_us()))
+                self._perform(self._search.datagram(datagram, self._clock.now_us()))
 
     def _tick(self) -> None:
         self._timer = None
         self._perform(self._search.tick(self._clock.now_us()))
 
     def _perform(self, datagrams: list[SendTo]) -> None:
-        for one in datagrams:
-            for sender in self._senders(one.endpoint):
-                sender.send(one.endpoint, one.data)
+        for datagram in datagrams:
+            for sender in self._senders(datagram.endpoint):
+                sender.send(datagram.endpoint, datagram.data)
         if self._search.stage is Stage.OVER:
             if not self._over.done():
                 self._over.set_result(None)
@@ -168,7 +168,7 @@ class _Run:
 
 async def resolve(addresses: Sequence[str], *, must: bool = True) -> list[Endpoint]:
     """Numeric endpoints, one for each address; with `must` UsageError for one that has none."""
-    found: list[Endpoint] = []
+    endpoints: list[Endpoint] = []
     loop = asyncio.get_running_loop()
     for address in addresses:
         host, port = parse_address(address, DEFAULT_PORT)
@@ -179,8 +179,8 @@ async def resolve(addresses: Sequence[str], *, must: bool = True) -> list[Endpoi
                 raise UsageError(f"{address!r}: no such host") from None
             continue
         best = min(rows, key=lambda row: row[0] != socket.AF_INET)
-        found.append((str(best[4][0]), int(best[4][1])))
-    return found
+        endpoints.append((str(best[4][0]), int(best[4][1])))
+    return endpoints
 
 
 # ---- the target set of last time (paper 7)
@@ -196,7 +196,7 @@ def recall() -> tuple[str, ...]:
     try:
         with state_file().open("rb") as stream:
             rows = json.loads(stream.read(MAX_FILE_BYTES))
-        return tuple(one for one in rows["brokers"] if isinstance(one, str))[:MAX_KNOWN]
+        return tuple(address for address in rows["brokers"] if isinstance(address, str))[:MAX_KNOWN]
     except (OSError, ValueError, KeyError, TypeError):
         return ()
 

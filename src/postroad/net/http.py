@@ -55,13 +55,15 @@ class _Figures(Collector):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield family(f"postroad_{name}", text, value=value)
         histograms: dict[str, HistogramMetricFamily] = {}
-        for one in self._delays():
-            if one.name not in histograms:
-                histograms[one.name] = HistogramMetricFamily(
-                    f"postroad_{one.name}", one.about, labels=list(one.labels)
+        for histogram in self._delays():
+            if histogram.name not in histograms:
+                histograms[histogram.name] = HistogramMetricFamily(
+                    f"postroad_{histogram.name}", histogram.about, labels=list(histogram.labels)
                 )
-            histograms[one.name].add_metric(
-                list(one.labels.values()), buckets=_buckets(one), sum_value=one.total_us / SECOND_US
+            histograms[histogram.name].add_metric(
+                list(histogram.labels.values()),
+                buckets=_buckets(histogram),
+                sum_value=histogram.total_us / SECOND_US,
             )
         yield from histograms.values()
 

@@ -74,7 +74,7 @@ class Complaints:
 
     def due(self, text: str, now_s: float) -> str | None:
         """The line to write, if it is time for it. One that was not heard of for long begins anew."""
-        key = self._CONNECTION.sub(lambda found: f"connection{found[1] or ''}", text)
+        key = self._CONNECTION.sub(lambda match: f"connection{match[1] or ''}", text)
         written_s, again_s, left_out = self._known.pop(key, (now_s, 0.0, 0))
         if now_s < written_s + again_s:
             self._known[key] = written_s, again_s, left_out + 1

@@ -112,8 +112,10 @@ class _Node:
         """With what only the sockets know."""
         port = self.sockets.datagrams.getsockname()[1]
         listening = self.sockets.address
-        found = "" if is_wildcard(parse_address(listening)[0]) else listening
-        return replace(self.config.broker.links, datagrams=port, address=self.config.advertise or found)
+        reachable_at = "" if is_wildcard(parse_address(listening)[0]) else listening
+        return replace(
+            self.config.broker.links, datagrams=port, address=self.config.advertise or reachable_at
+        )
 
     def details(self) -> str:
         mutual = self.config.tls.require_client_certificate
@@ -128,8 +130,8 @@ async def _serve(node: _Node) -> int:
     served: list[Server] = []  # the one there is, once there is one
 
     def woke() -> None:
-        for one in served:
-            one.storage_woke()
+        for server in served:
+            server.storage_woke()
 
     def wake() -> None:
         loop.call_soon_threadsafe(woke)
@@ -196,7 +198,7 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
     over_ipv6 = ":" in parse_address(node.sockets.address)[0]
     group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
     nodes = await resolve(asked.nodes)
-    discovery = replace(asked, group=group, nodes=tuple(format_address(*one) for one in nodes))
+    discovery = replace(asked, group=group, nodes=tuple(format_address(*endpoint) for endpoint in nodes))
     if not config.tls.require_client_certificate:
         return discovery, None
     try:
@@ -214,15 +216,15 @@ def _history(node: _Node, storage: Storage, now_us: int) -> tuple[Tracking | Non
     if config.broker.tracking.strategy == "none":
         store.untracked(now_us)
         return None, None
-    found = store.load()
-    for problem in found.problems:
+    history = store.load()
+    for problem in history.problems:
         LOGGER.warning("history of messages: %s", problem)
     tracking = make_tracking(
         config.broker.tracking,
         me=node.identity.number,
-        stored=found.filters,
-        sizes=found.sizes,
-        changes=found.changes,
+        stored=history.filters,
+        sizes=history.sizes,
+        changes=history.changes,
         now_us=now_us,
     )
     return tracking, Historian(store, shortage=storage.shortage)
@@ -241,8 +243,8 @@ def _stored(storage: Storage) -> Stored:
     return Stored(
         load=load,
         streams={
-            stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
-            for stream, found in storage.recovered.streams.items()
+            stream: StreamEnd(last=end.last, chopped=end.chopped or 0, suspect=end.suspect)
+            for stream, end in storage.recovered.streams.items()
         },
     )
 

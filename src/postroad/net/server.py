@@ -261,8 +261,8 @@ class Server:
                 "socket_connections_overflowed_total": self._overflowed,
                 "socket_bytes_in_total": self.bytes_in,
                 "socket_bytes_out_total": self._bytes_out,
-                "socket_unsent_bytes": sum(one.transport.get_write_buffer_size() for one in self._sockets),
-                "socket_held_bytes": sum(one.held_bytes for one in self._sockets),
+                "socket_unsent_bytes": sum(sock.transport.get_write_buffer_size() for sock in self._sockets),
+                "socket_held_bytes": sum(sock.held_bytes for sock in self._sockets),
                 "dial_failures_total": self._dial_failures,
                 "frames_waiting": self._shares.frames,
                 "turn_inputs_total": self._inputs_handled,
@@ -439,7 +439,7 @@ class Server:
             connection.transport.writelines(data)
 
     def _fail(self, where: str, inputs: Sequence[Input]) -> None:
-        numbers = sorted({getattr(one, "connection", 0) for one in inputs} - {0})
+        numbers = sorted({getattr(item, "connection", 0) for item in inputs} - {0})
         peers = ", ".join(
             f"{number} {self._live[number].peer}" for number in numbers[:20] if number in self._live
         )

@@ -91,8 +91,8 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
         LOGGER.info("%s: stopping", name)
         stops.append(loop.create_task(server.stop()))
 
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, on_signal, one.name)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
 
 
 def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

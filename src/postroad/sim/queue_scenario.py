@@ -95,7 +95,7 @@ class QueueScenario:
         self._boots: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self._harming = True
-        self._linked = False
+        self._networks_joined = False
         self._addresses = [f"b{at}:7420" for at in range(self._count)]
         self._last = self._count - 1
         apart = self._count > 1 and seed % APART_EVERY == APART_EVERY // 2
@@ -141,13 +141,13 @@ class QueueScenario:
 
     def _told_of(self, at: int) -> tuple[str, ...]:
         """The brokers that one is told of when it starts."""
-        if 0 < self._second <= at < self._count and not self._linked:
+        if 0 < self._second <= at < self._count and not self._networks_joined:
             return tuple(self._addresses[self._second : at])
         return tuple(self._addresses[: min(at, self._count)])
 
     def _meet(self) -> None:
         """The second founder starts anew, and is told of the first network."""
-        self._linked = True
+        self._networks_joined = True
         self.faults["meeting"] += 1
         process = self.processes[f"b{self._second}"]
         if process.running:
@@ -156,7 +156,7 @@ class QueueScenario:
 
     def _wander(self) -> None:
         """A source goes on in the other network, with what it has not been told of."""
-        if self._linked:
+        if self._networks_joined:
             return
         chance = self.world.random("wandering")
         self.faults["move"] += 1
@@ -197,12 +197,12 @@ class QueueScenario:
             process.start()
 
     def brokers(self) -> dict[str, Broker]:
-        running: dict[str, Broker] = {}
+        brokers: dict[str, Broker] = {}
         for name, process in self.processes.items():
             if process.running:
                 assert isinstance(process.core, Broker)
-                running[name] = process.core
-        return running
+                brokers[name] = process.core
+        return brokers
 
     # -- the run
 
@@ -311,11 +311,11 @@ class QueueScenario:
         names = list(self.processes)
         side = [name for name in names if chance.random() < 0.5]
         until_us = self.world.now_us + chance.randrange(SECOND_US, 15 * SECOND_US)
-        for near in side:
-            for far in names:
-                if far not in side:
-                    self.network.block(near, far, until_us)
-                    self.network.cut(near, far, (chance.randrange(SECOND_US), chance.randrange(SECOND_US)))
+        for name in side:
+            for other in names:
+                if other not in side:
+                    self.network.block(name, other, until_us)
+                    self.network.cut(name, other, (chance.randrange(SECOND_US), chance.randrange(SECOND_US)))
 
     def _stall(self, chance: Random) -> None:
         """A broker is not heard for a while, and its connections stay."""

@@ -376,8 +376,8 @@ class Delivery:
             (
                 rows,
                 [
-                    (found.connection.number, found.number, found.name)
-                    for found in map(subscriptions.__getitem__, targets)
+                    (target.connection.number, target.number, target.name)
+                    for target in map(subscriptions.__getitem__, targets)
                 ],
             )
             for rows, targets in self._index.match(batch)

@@ -42,7 +42,7 @@ def test_places_are_tried_in_turn_and_new_ones_take_their_place() -> None:
     assert places.go_on()
     assert places.current == "b:1"
     assert not places.go_on()  # all were tried
-    places.found(["c:1", "c:1", "d:1"])
+    places.replace(["c:1", "c:1", "d:1"])
     assert places.addresses == ("c:1", "d:1")
     places.move(["e:1", "c:1"])
     assert places.addresses == ("e:1", "d:1", "c:1")

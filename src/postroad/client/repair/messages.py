@@ -307,11 +307,11 @@ class _Reader:
         return tuple(numbers)
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for _ in range(self._count(MAX_RANGES)):
             first = self.number()
-            found.append((first, first + self.number()))
-        return tuple(found)
+            ranges.append((first, first + self.number()))
+        return tuple(ranges)
 
     def entries(self) -> tuple[int, ...]:
         count = self._count(MAX_ENTRIES)

@@ -160,15 +160,15 @@ class Neighbours:
             else:
                 self._next_round(ask.publisher, wanted, now_us)
         delay_us = max(MIN_DELAY_US, min(now_us - ask.sent_us, MAX_DELAY_US))
-        found = self.cache.get(ask.publisher, ask.sequence)
+        row = self.cache.get(ask.publisher, ask.sequence)
         self.cache.asked(
             ask.publisher,
-            hit=found is not None,
+            hit=row is not None,
             wait_s=min(ask.wait_us, 60 * SECOND_US) / SECOND_US,
             source_s=self.delay_us(ask.publisher) / SECOND_US,
             asker_s=delay_us / SECOND_US,
         )
-        if found is None or key in self._offered or len(self._offered) >= MAX_OFFERED:
+        if row is None or key in self._offered or len(self._offered) >= MAX_OFFERED:
             return
         if self._held_off.get(key, 0) > now_us:
             return
@@ -176,7 +176,7 @@ class Neighbours:
             self.repairing.finished(self._repeats, self._repair_delay)
         self._repeats, self._repair_delay = 0, None
         due_us = now_us + self._wait_us(self.repairing, delay_us)
-        self._offered[key] = _Offered(*found, ask.receiver, now_us, due_us, delay_us)
+        self._offered[key] = _Offered(*row, ask.receiver, now_us, due_us, delay_us)
         self._wake(due_us)
 
     def heard_repair(self, publisher: bytes, sequence: int, now_us: int) -> None:

@@ -65,7 +65,7 @@ class PublisherSide:
         self.sequence = 0  # of the last message
         self._kept: deque[Kept] = deque()  # consecutive, the oldest first
         self._kept_bytes = 0
-        self._told = 0  # the last one that a summary named
+        self._summarised = 0  # the last one that a summary named
         self._before = 0  # the first of those that were new in the last summary
         self._summary_us: int | None = None  # when the next one is due
         self._heartbeats = 0  # since the last message
@@ -99,9 +99,9 @@ class PublisherSide:
             self._forget()
         if self._settings.summaries:
             self._heartbeats = 0
-            if self._summary_us is None or self.sequence == self._told + 1:
+            if self._summary_us is None or self.sequence == self._summarised + 1:
                 self._summary_us = now_us + self._settings.summary_us
-            if self.sequence - self._told >= self._settings.summary_messages:
+            if self.sequence - self._summarised >= self._settings.summary_messages:
                 self._summary_us = now_us
         elif self._settings.quiet_us:
             self._heartbeats = 0
@@ -188,7 +188,7 @@ class PublisherSide:
     # --- summaries
 
     def _summary(self, first: int, last: int, fresh: int) -> Summary:
-        kept = [found for at in range(first, last + 1) if (found := self.kept(at)) is not None]
+        kept = [message for at in range(first, last + 1) if (message := self.kept(at)) is not None]
         if len(kept) != last - first + 1:  # the oldest of them are no longer here
             first = kept[0].sequence if kept else last + 1
         since = self.kept(first)
@@ -196,26 +196,33 @@ class PublisherSide:
             first=first,
             fresh=max(first, min(fresh, last + 1)),
             since_ms=0 if since is None else since.at_us // MILLISECOND_US,
-            entries=tuple(one.bits for one in kept),
+            entries=tuple(message.bits for message in kept),
         )
 
     def _summarise(self, now_us: int) -> list[Named]:
         out: list[Named] = []
         settings = self._settings
-        if not settings.summaries and self._told < self.sequence:  # what is before, records have told
-            self._told = max(self._told, self.sequence - min(self.record, settings.summary_messages))
+        if not settings.summaries and self._summarised < self.sequence:  # what is before, records have told
+            self._summarised = max(
+                self._summarised, self.sequence - min(self.record, settings.summary_messages)
+            )
             self._before = 0
-        while self._told < self.sequence:
-            fresh, last = self._told + 1, min(self.sequence, self._told + settings.summary_messages)
+        while self._summarised < self.sequence:
+            fresh, last = (
+                self._summarised + 1,
+                min(self.sequence, self._summarised + settings.summary_messages),
+            )
             if last == self.sequence and last - fresh + 1 < settings.summary_messages and out:
                 break  # the rest has its own second
             out.append(Named((), self._summary(self._before or fresh, last, fresh)))
-            self._before, self._told = fresh, last
+            self._before, self._summarised = fresh, last
         if out:
             self._summary_us = now_us + settings.summary_us
         else:
             out.append(
-                Named((), self._summary(self._before or self.sequence + 1, self.sequence, self._told + 1))
+                Named(
+                    (), self._summary(self._before or self.sequence + 1, self.sequence, self._summarised + 1)
+                )
             )
             self._before = self.sequence + 1
             self._heartbeats += 1
@@ -256,5 +263,5 @@ class PublisherSide:
     def check(self) -> None:
         if [kept.sequence for kept in self._kept] != list(range(self.oldest, self.sequence + 1)):
             raise BugError("what a publisher keeps has gaps")
-        if len(self._asked) > MAX_ASKED or self._told > self.sequence:
+        if len(self._asked) > MAX_ASKED or self._summarised > self.sequence:
             raise BugError("a publisher's requests or summaries are out of bounds")

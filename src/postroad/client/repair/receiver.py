@@ -69,7 +69,7 @@ class _Source:
     due_us: int | None = None  # when the next request goes out, or the one under way has failed
     backoff_us: int = 0
     answer_us: int = 0  # how long a publisher takes to answer, averaged; 0: not known yet
-    held: dict[int, tuple[Any, int]] = field(default_factory=dict)  # ordered: waiting for earlier ones
+    early: dict[int, tuple[Any, int]] = field(default_factory=dict)  # ordered: waiting for earlier ones
     released: int = 0  # ordered: the last one handed out
 
 
@@ -116,10 +116,10 @@ class Receiver:
             return [item]
         if sequence <= source.released:
             return []  # its Gap was told, or what came after it was handed out
-        if len(source.held) >= MAX_HELD:
-            oldest = min(source.held)
-            source.held[oldest] = (source.held[oldest][0], 0)
-        source.held[sequence] = (item, now_us + self._settings.order_us)
+        if len(source.early) >= MAX_HELD:
+            oldest = min(source.early)
+            source.early[oldest] = (source.early[oldest][0], 0)
+        source.early[sequence] = (item, now_us + self._settings.order_us)
         return self._release(source, now_us)
 
     def _measure(self, source: _Source, answer_us: int) -> None:
@@ -243,7 +243,7 @@ class Receiver:
                 request = self._ask(publisher, source, now_us, out)
                 if request is not None:
                     requests.append((publisher, request))
-            if source.held:
+            if source.early:
                 out += self._release(source, now_us)
         return requests, out
 
@@ -291,7 +291,7 @@ class Receiver:
         if source.unknown and source.unknown_tries >= self._settings.tries:
             lost += [Lost(publisher, first - 1, last) for first, last in source.unknown]
             source.unknown.clear()
-        self.given_up += sum(one.end - one.start for one in lost)
+        self.given_up += sum(loss.end - loss.start for loss in lost)
         return lost
 
     def take_content(self) -> list[tuple[bytes, int, int]]:
@@ -305,11 +305,11 @@ class Receiver:
         """What is held up to the first number that may still come, and what has waited for long enough."""
         out: list[Any] = []
         barrier = min([source.covered + 1, *source.lost, *(first for first, _ in source.unknown)], default=0)
-        for sequence in sorted(source.held):
-            item, until_us = source.held[sequence]
+        for sequence in sorted(source.early):
+            item, until_us = source.early[sequence]
             if sequence > barrier and now_us < until_us:
                 break
-            del source.held[sequence]
+            del source.early[sequence]
             source.released = sequence
             out.append(item)
         return out
@@ -319,7 +319,7 @@ class Receiver:
     def next_deadline(self) -> int | None:
         due = [source.due_us for source in self._sources.values() if source.due_us is not None]
         for source in self._sources.values():
-            due += [until_us for _, until_us in source.held.values()]
+            due += [until_us for _, until_us in source.early.values()]
         return min(due, default=None)
 
     def waiting(self, publisher: bytes, sequence: int) -> bool:
@@ -333,7 +333,7 @@ class Receiver:
 
     def check(self) -> None:
         for source in self._sources.values():
-            if len(source.lost) > MAX_LOST or len(source.seen) > MAX_SEEN or len(source.held) > MAX_HELD:
+            if len(source.lost) > MAX_LOST or len(source.seen) > MAX_SEEN or len(source.early) > MAX_HELD:
                 raise BugError("what a receiver remembers of a publisher is out of bounds")
             if source.lost.keys() & source.seen or not source.asked <= source.lost.keys():
                 raise BugError("a message is both lost and received")

@@ -19,7 +19,7 @@ class Reporting:
     def __init__(self) -> None:
         self._ids: dict[int, deque[bytes]] = {}  # by subscription: what came as repairs, not told yet
         self._received: Counter[int] = Counter()
-        self._told: dict[int, tuple[int, ...]] = {}
+        self._reported: dict[int, tuple[int, ...]] = {}
         self._due_us = 0
         self._changed = False
 
@@ -33,7 +33,7 @@ class Reporting:
 
     def end(self, number: int) -> None:
         self._ids.pop(number, None)
-        self._told.pop(number, None)
+        self._reported.pop(number, None)
         del self._received[number]
 
     def next_deadline(self) -> int | None:
@@ -61,7 +61,7 @@ class Reporting:
                 slowest_us=max(receiver.recovery_us, default=0),
             )
             figures = (report.received, report.detected, report.requests, report.given_up, report.duplicates)
-            if ids or figures != self._told.get(number):
-                self._told[number] = figures
+            if ids or figures != self._reported.get(number):
+                self._reported[number] = figures
                 reports.append(report)
         return reports

@@ -154,7 +154,7 @@ class Session:
             publisher = self._publisher = PublisherSide(self._prefix, self.settings)
             heard = ("request", "ask") if self.settings.max_record else ("request",)
             self._requests = tuple(
-                self._subscribe(f"{self._root}/{what}/{self._prefix.hex()}", "") for what in heard
+                self._subscribe(f"{self._root}/{kind}/{self._prefix.hex()}", "") for kind in heard
             )
             self._own |= dict.fromkeys(self._requests, 0)
         identity = self._next_id()
@@ -204,7 +204,7 @@ class Session:
         own = (
             ()
             if condition is None
-            else tuple(self._subscribe(f"{self._root}/{what}", condition) for what in ("ask/+", "again"))
+            else tuple(self._subscribe(f"{self._root}/{kind}", condition) for kind in ("ask/+", "again"))
         )
         self._own |= dict.fromkeys(own, number)
         receiver = Receiver(self.me, masks, settings, started_us)
@@ -219,7 +219,7 @@ class Session:
         repaired = self._repaired.pop(number, None)
         if repaired is None:
             return
-        last = not any(one.neighbours is not None for one in self._repaired.values())
+        last = not any(repaired.neighbours is not None for repaired in self._repaired.values())
         for own in (*repaired.own, *(self._shared if last else ())):
             if self._own.pop(own, None) is not None:
                 self._unsubscribe(own)
@@ -264,7 +264,7 @@ class Session:
                 bits = event_bits(batch.topic(row), batch.attributes(row))
                 repaired.neighbours.cache.put(prefix, sequence, row_bytes(batch, row), bits)
             fresh += repaired.receiver.message(prefix, sequence, (batch, row), now_us)
-        if len(fresh) == batch.count and all(one[0] is batch for one in fresh):
+        if len(fresh) == batch.count and all(item[0] is batch for item in fresh):
             return [Item(number, batch)]
         return _items(number, fresh)
 
@@ -327,7 +327,7 @@ class Session:
             due.append(repaired.receiver.next_deadline())
             if repaired.neighbours is not None:
                 due.append(repaired.neighbours.next_deadline())
-        return min((one for one in due if one is not None), default=None)
+        return min((deadline for deadline in due if deadline is not None), default=None)
 
     def tick(self, now_us: int, skew_us: int) -> list[Item]:
         """What is due is queued; what the application gets is returned."""
@@ -385,7 +385,11 @@ class Session:
 
     def reports(self, now_us: int) -> list[Repaired]:
         """What the broker is to be told of repair now."""
-        some = [(one.number, one.receiver) for one in self._repaired.values() if one.neighbours is not None]
+        some = [
+            (repaired.number, repaired.receiver)
+            for repaired in self._repaired.values()
+            if repaired.neighbours is not None
+        ]
         return self.reporting.take(some, now_us)
 
     # --- inspection
@@ -397,7 +401,7 @@ class Session:
             return {}
         receiver, neighbours = repaired.receiver, repaired.neighbours
         delays = sorted(receiver.recovery_us)
-        found: dict[str, float] = {
+        figures: dict[str, float] = {
             "permitted": float(not self._refused),
             "losses_detected": receiver.detected,
             "recovered": receiver.recovered,
@@ -411,7 +415,7 @@ class Session:
         }
         if neighbours is not None:
             asked = neighbours.cache.hits + neighbours.cache.misses
-            found |= {
+            figures |= {
                 "asks_sent": neighbours.asks,
                 "repairs_sent": neighbours.repairs,
                 "cache_messages": len(neighbours.cache),
@@ -420,7 +424,7 @@ class Session:
                 "false_match": repaired.false_match,
                 "told_apart": float(repaired.false_match <= WEAK),
             }
-        return found
+        return figures
 
     def check(self) -> None:
         if self._publisher is not None:
@@ -476,7 +480,7 @@ def _items(number: int, contents: list[Any]) -> list[Item]:
 
 def _as_attributes(bits: int) -> dict[str, Value]:
     filters = [(level, positions(fold(bits, WIDTH, width))) for level, width in enumerate(FOLDS)]
-    level, ones = next((one for one in filters if len(one[1]) <= MAX_BITS), filters[-1])
+    level, ones = next((candidate for candidate in filters if len(candidate[1]) <= MAX_BITS), filters[-1])
     return {f"b{level}_{at}": True for at in ones}
 
 
