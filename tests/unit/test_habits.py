@@ -22,6 +22,22 @@ def test_every_package_is_pinned_with_its_hashes_and_no_index_is_named() -> None
     assert not re.search(r"https?:|--(extra-)?index-url|--find-links|^-[if]", text, re.MULTILINE)
 
 
+def test_a_broker_alone_is_set_up_with_the_same_versions() -> None:
+    entries = re.compile(r"^([a-z0-9._-]+)==[^\n]*\n(?:    [^\n]*\n)+", re.MULTILINE)
+    every, broker = (
+        {entry[1]: entry[0] for entry in entries.finditer((ROOT / name).read_text())}
+        for name in ("constraints.txt", "constraints-broker.txt")
+    )
+    assert broker.items() <= every.items()
+    asked = [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["discovery"],
+        *PROJECT["build-system"]["requires"],
+    ]
+    assert {re.split(r"[\[<>=]", package)[0].lower() for package in asked} <= broker.keys()
+    assert "pyspark" not in broker
+
+
 def test_all_that_the_package_asks_for_is_pinned() -> None:
     pinned = set(re.findall(r"^([a-z0-9._-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     extras = PROJECT["project"]["optional-dependencies"]

@@ -15,6 +15,7 @@ from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.quotas import Quotas
 from postroad.clients.requests import Requests
+from postroad.clients.roster import Roster
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
 from postroad.config import BrokerConfig, parse_address
@@ -306,6 +307,7 @@ class Rooms:
             tracking=start.tracking,
             quotas=self.quotas,
         )
+        self.roster = Roster(board, links=self.links, subscriptions=self.subscribing.count)
         self.retiring = Retiring(
             board,
             me=start.identity.number,

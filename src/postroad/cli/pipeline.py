@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-)
+from postroad.cli.connection import DEFAULT_BROKER, connecting
+from postroad.cli.contexts import Options
 from postroad.errors import UsageError
 from postroad.units import duration_us, size
 
@@ -101,14 +95,12 @@ def _tell(result: dict[str, Any], text: str, *, as_json: bool) -> None:
     print(json.dumps(result) if as_json else text)
 
 
+@connecting
 def land(
     lake: LakeOption,
     once: Annotated[bool, typer.Option("--once", help="Land what there is now, then end.")] = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     master: MasterOption = LOCAL,
     remote: RemoteOption = "",
     as_json: JsonOption = False,
@@ -120,10 +112,14 @@ def land(
     from postroad.spark.options import Access
 
     stop = threading.Event()
+    broker = connection.broker or DEFAULT_BROKER
     parse_addresses(broker)
-    if tls_key and not tls_cert:
-        raise UsageError("a TLS key needs its certificate: add --tls-cert")
-    access = Access(token=token or "", tls_ca=tls_ca or "", tls_cert=tls_cert or "", tls_key=tls_key or "")
+    access = Access(
+        token=connection.token or "",
+        tls_ca=connection.tls_ca or "",
+        tls_cert=connection.tls_cert or "",
+        tls_key=connection.tls_key or "",
+    )
     Tables(lake).check_place()
 
     def say(line: str) -> None:

@@ -32,9 +32,15 @@ def check_patience(timeout: object) -> None:
         raise UsageError(f"a timeout is a number of seconds, or None, not {timeout!r}")
 
 
-def check_mode(mode: str) -> None:
+def check_mode(mode: str, durable: object = False) -> str:
+    """The mode that both arguments of a publish say."""
     if mode not in ("plain", "durable", "best-effort"):
         raise UsageError(f"mode {mode!r} is not one of plain, durable, best-effort")
+    if not isinstance(durable, bool):
+        raise UsageError(f"`durable` of an event is True or False, not {durable!r}")
+    if durable and mode == "best-effort":
+        raise UsageError("an event is durable or best-effort, not both")
+    return "durable" if durable else mode
 
 
 def encode_payload(payload: object) -> bytes:

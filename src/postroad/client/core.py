@@ -272,16 +272,18 @@ class ClientCore:
             self._pause(now_us)
 
     def _on_reviewed(self, item: Found, now_us: int) -> None:
-        """There may be a better broker. While something is under way here the client stays."""
+        """There may be a better broker. The client stays while something is under way here, and while it has
+        a shared subscription, which is at this broker only."""
         if not self._reviewing:
             return
         self._reviewing = False
         self._review_us = now_us + self.settings.review_us
         better = self._reviews(item.choices, self._places.current, self._draw(2))
-        if better is not None and not self.outbox.unsettled and not self._requests:
+        stays = self.outbox.unsettled or self._requests or self.inbox.has_shared
+        if better is not None and not stays:
             self._places.move([better.address, *(choice.address for choice in item.choices)])
-            better_one = UnavailableError("moving to a broker that is much better")
-            self._drop(better_one, now_us, go_elsewhere=True)
+            reason = UnavailableError("moving to a broker that is much better")
+            self._drop(reason, now_us, go_elsewhere=True)
 
     def _on_late_found(self, _item: Found, _now_us: int) -> None:
         self._reviewing = False

@@ -98,6 +98,11 @@ class Inbox:
 
     # --- the connection
 
+    @property
+    def has_shared(self) -> bool:
+        """Whether there is a consumer of a shared subscription."""
+        return any(subscription.request.shared for subscription in self._subscriptions.values())
+
     def opened(self) -> None:
         self._consumed = -self.outstanding
 

@@ -18,11 +18,15 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from msgspec.structs import force_setattr
+
+from postroad.client.arguments import check_patience
+from postroad.client.asking import REPLY_TO
 from postroad.client.clock import now_us
 from postroad.client.repair.settings import RepairSettings
 from postroad.client.settings import check_texts
 from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
-from postroad.events import Event, EventBatch, Gap
+from postroad.events import Event, EventBatch, Gap, GapError
 from postroad.events.token import CheckpointToken
 from postroad.ids import parse_pubend
 from postroad.wire.frames import Subscribe
@@ -68,6 +72,7 @@ class Subscription:
         self._call_soon: Callable[[Callable[[], None]], object] | None = None  # on the client's loop
         self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
         self._client = client
+        self._answer: Callable[..., object] = client._answer  # what `event.reply` of its events does
         self._number: int | None = None
         self._began: asyncio.Future[None] | None = None
         # Bounded by the client's window: what came and its size. Between two of these at most one token, up
@@ -290,6 +295,22 @@ class Subscription:
             self._ready.extend(item.events())
         return event
 
+    async def only_events(self) -> AsyncIterator[Event]:
+        """The events alone: where some are missing, GapError is raised."""
+        async for item in self:
+            if isinstance(item, Gap):
+                raise GapError(item)
+            yield item
+
+    async def get(self, timeout: float | None = None) -> Event | Gap:  # noqa: ASYNC109 -- as of queues
+        """The next one; TimeoutError if none comes in `timeout` seconds."""
+        check_patience(timeout)
+        async with asyncio.timeout(timeout):
+            try:
+                return await anext(self)
+            except StopAsyncIteration:
+                raise UsageError("this subscription is closed") from None
+
     def _take(self) -> Event | None:
         """The next event of the batch being read."""
         if not self._ready:
@@ -303,6 +324,8 @@ class Subscription:
         if event.tick is not None:
             pubend, end = self._reading
             self._hand_out(pubend, event.tick, event.tick if self._ready else end)
+        if REPLY_TO in event.attributes:
+            force_setattr(event, "_answer", self._answer)
         return event
 
     async def batches(self) -> AsyncIterator[list[EventBatch | Gap]]:

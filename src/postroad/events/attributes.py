@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from math import isnan
 from typing import Final
 
+import numpy as np
+
 from postroad import kernel
 from postroad.errors import PeerError, TooLargeError, UsageError
 from postroad.kernel.layout import Value as Value
@@ -32,7 +34,18 @@ def encode_attributes(attributes: Mapping[str, Value], limits: Limits) -> bytes:
         raise UsageError(f"attributes are a mapping of names to values, not {type(attributes).__name__}")
     if len(attributes) > limits.attributes:
         raise TooLargeError(f"{len(attributes)} attributes, the limit is {limits.attributes}")
-    return kernel.encode_attributes(attributes)
+    try:
+        return kernel.encode_attributes(attributes)
+    except UsageError:
+        plain = {name: _plain(value) for name, value in attributes.items()}
+        if all(value is attributes[name] for name, value in plain.items()):
+            raise
+        return kernel.encode_attributes(plain)
+
+
+def _plain(value: Value) -> Value:
+    """numpy's numbers are Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def decode_attributes(data: bytes) -> dict[str, Value]:

@@ -127,6 +127,8 @@ class Connection:
     opened_us: int
     heard_us: int
     host: str = ""  # the peer's; "": not known
+    token_digest: str = ""  # of the token in its HELLO
+    bytes_in: int = 0  # of all its frames
     timer_us: int = 0  # when its entry in the heap of timers is due
     # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
     rank: tuple[int, bool, int, int] = (0, False, 0, 0)

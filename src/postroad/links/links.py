@@ -19,7 +19,8 @@ a minute asks first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from postroad.clocks import ClockOffset
@@ -34,7 +35,7 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.ids import Identity
-from postroad.links.access import Access, AuthConfig, owning
+from postroad.links.access import Access, AuthConfig, hash_token, owning
 from postroad.links.connection import OWN_KINDS, TAKES, Connection, DirectDial, LinkSettings, Phase, level_of
 from postroad.links.dialler import Dialler
 from postroad.links.handshake import (
@@ -290,6 +291,7 @@ class Links:
             return False  # it was on its way when we closed
         _check_kind(state, kind)
         state.heard_us, state.asked_us = now_us, None
+        state.bytes_in += size
         if kind in CREDITED_KINDS:
             if state.credit_in <= 0:
                 raise PeerError(
@@ -354,9 +356,8 @@ class Links:
 
     def _hello(self, turn: Turn, state: Connection, hello: Hello) -> Peer:
         role = check_hello(hello)
-        principal = self._access.authenticate(
-            token=hello.token, certificate=state.certificate, loopback=state.loopback
-        )
+        state.token_digest = hash_token(hello.token) if hello.token else ""
+        principal = self._authenticate(state)
         if role != "client":
             return self._hello_broker(turn, state, hello, principal, role)
         number, resumed = self._resuming.number(hello, principal)
@@ -384,6 +385,12 @@ class Links:
         self._welcomes(turn, state, peer, self._settings.client_window)
         self._come_up(turn, state, peer, self._settings.client_window, hello.window)
         return peer
+
+    def _authenticate(self, state: Connection) -> str:
+        """The principal of a peer that connected to us."""
+        return self._access.authenticate(
+            digest=state.token_digest, certificate=state.certificate, loopback=state.loopback
+        )
 
     def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str, role: Role) -> Peer:
         if not self._access.may_link(principal):
@@ -600,6 +607,29 @@ class Links:
 
     # -- access ------------------------------------------------------------------------------------
 
+    def reload(self, turn: Turn, auth: AuthConfig, token: str) -> None:
+        """Other rules and tokens hold from now on, and `token` is said when dialling.
+
+        Whoever would not be let in any more is closed. So is whoever has other rights now: it connects again
+        by itself, and everything that it asks for is checked anew.
+        """
+        before, self._access = self._access, Access(auth)
+        self._settings = replace(self._settings, token=token)
+        for state in list(self._connections.values()):
+            if state.peer is None or state.dialled is not None or state.phase is Phase.CLOSING:
+                continue
+            principal = state.peer.principal
+            try:
+                if self._authenticate(state) != principal:
+                    raise DeniedError(f"{principal!r} is not known here any more")
+                if state.peer.role != "client" and not self._access.may_link(principal):
+                    raise DeniedError(f"{principal!r} may not link as a broker any more")
+            except DeniedError as error:
+                self.refuse(turn, state.number, error)
+                continue
+            if self._access.rights(principal) != before.rights(principal):
+                self.refuse(turn, state.number, UnavailableError(f"the rights of {principal!r} changed"))
+
     def peer(self, connection: int) -> Peer | None:
         """The peer of a connection that is up."""
         state = self._connections.get(connection)
@@ -654,6 +684,26 @@ class Links:
             for state in self._connections.values()
             if state.peer is not None and state.peer.role == role and state.phase is not Phase.CLOSING
         ]
+
+    def role(self, connection: int) -> Role | None:
+        """Of a connection that is up."""
+        peer = self.peer(connection)
+        return None if peer is None else peer.role
+
+    def clients(self, now_us: int) -> Iterator[dict[str, object]]:
+        """Those that are up, as people are shown them."""
+        for state, peer in self._up("client"):
+            yield {
+                "connection": state.number,
+                "name": peer.name,
+                "principal": peer.principal,
+                "host": peer.host,
+                "up_s": (now_us - state.up_us) // SECOND_US,
+                "publisher": f"{peer.publisher:08x}",
+                "bytes_in": state.bytes_in,
+                "unconsumed": state.unconsumed,
+                "credit": state.credit_out,
+            }
 
     def _links_status(self, now_us: int) -> list[dict[str, object]]:
         return [

@@ -21,7 +21,7 @@ from postroad.discovery.settings import DiscoveryConfig, Weights
 from postroad.errors import UsageError, shorten
 from postroad.ids import MAX_NAME, name_fits
 from postroad.links.access import Action, AuthConfig, Rule, hash_token
-from postroad.net.log import LEVELS
+from postroad.net.log import FORMS, LEVELS
 from postroad.tracking.bloom import MAX_BITS
 from postroad.tracking.planner import MAX_FPP
 from postroad.units import GIB, SECOND_US, duration_us, size
@@ -129,6 +129,7 @@ def _node(top: _Table) -> NodeConfig:
     links = top.take("links", _addresses, _NONE)
     metrics = top.take("metrics", _metrics, None)
     log = top.take("log", _level, "info")
+    log_format = top.take("log_format", _log_format, "text")
     max_connections = top.take("max_connections", _count, 0)
     tls = _tls(top.table("tls"))
     link_token, shown, auth = _auth(top.table("auth"), tls)
@@ -163,6 +164,7 @@ def _node(top: _Table) -> NodeConfig:
         data=data,
         metrics=metrics,
         log=log,
+        log_format=log_format,
         max_connections=max_connections,
         tls=tls,
         broker=broker,
@@ -422,6 +424,12 @@ def _metrics(value: object) -> str:
 def _level(value: object) -> str:
     if value not in LEVELS:
         raise UsageError(f"{_shown(value)} is not one of {', '.join(LEVELS)}")
+    return str(value)
+
+
+def _log_format(value: object) -> str:
+    if value not in FORMS:
+        raise UsageError(f"{_shown(value)} is not one of {', '.join(FORMS)}")
     return str(value)
 
 

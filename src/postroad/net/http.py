@@ -29,6 +29,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from postroad.delays import BOUNDS_US, Delays
+from postroad.seam.levels import Level
 from postroad.units import SECOND_US
 
 MAX_HEAD_BYTES: Final = 8192
@@ -42,10 +43,12 @@ class _Figures(Collector):
         self,
         figures: Callable[[], dict[str, int | float]],
         delays: Callable[[], list[Delays]],
+        levels: Callable[[], list[Level]],
         about: dict[str, str],
     ) -> None:
         self._figures = figures
         self._delays = delays
+        self._levels = levels
         self._about = about
 
     def collect(self) -> Iterable[Metric]:
@@ -66,6 +69,14 @@ class _Figures(Collector):
                 sum_value=histogram.total_us / SECOND_US,
             )
         yield from histograms.values()
+        gauges: dict[str, GaugeMetricFamily] = {}
+        for level in self._levels():
+            if level.name not in gauges:
+                gauges[level.name] = GaugeMetricFamily(
+                    f"postroad_{level.name}", level.about, labels=list(level.labels)
+                )
+            gauges[level.name].add_metric(list(level.labels.values()), level.value)
+        yield from gauges.values()
 
 
 def _buckets(delays: Delays) -> list[tuple[str, float]]:
@@ -81,11 +92,12 @@ class HttpServer:
         *,
         figures: Callable[[], dict[str, int | float]],
         delays: Callable[[], list[Delays]],
+        levels: Callable[[], list[Level]],
         ready: Callable[[], bool],
         about: dict[str, str],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Figures(figures, delays, about))
+        self._registry.register(_Figures(figures, delays, levels, about))
         ProcessCollector(registry=self._registry)
         self._ready = ready
         self._open: dict[asyncio.StreamWriter, None] = {}  # not answered yet, oldest first

@@ -40,7 +40,7 @@ async def announced(name: str, number: int, endpoint: Endpoint) -> AsyncIterator
     host, port = endpoint
     hosts = _own_hosts() if ipaddress.ip_address(host).is_unspecified else [host]
     # Names may have dots and be long; a label of the DNS has neither.
-    label = "".join(character if character.isalnum() else "-" for character in name)[:40] or "broker"
+    label = "".join(letter if letter.isalnum() else "-" for letter in name)[:40] or "broker"
     info = ServiceInfo(
         SERVICE,
         f"{label}-{number:08x}.{SERVICE}",

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import shutil
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,14 @@ import uvloop
 
 from postroad import kernel
 from postroad.broker.core import Broker
-from postroad.config import DEFAULT_DATA, DEFAULT_PORT, NodeConfig, format_address, parse_address
+from postroad.config import (
+    DEFAULT_DATA,
+    DEFAULT_NODE_PORT,
+    DEFAULT_PORT,
+    NodeConfig,
+    format_address,
+    parse_address,
+)
 from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
@@ -38,6 +46,7 @@ from postroad.net.historian import Historian
 from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER
 from postroad.net.mdns import announced
+from postroad.net.reloading import Reloading
 from postroad.net.sealing import load_sealer
 from postroad.net.server import Server
 from postroad.net.serving import Sockets, open_sockets, serve
@@ -54,8 +63,10 @@ _DEFAULT_DATA: Final = Path(DEFAULT_DATA)
 DISK_SHARE: Final = 5  # durable events that nobody needs any more take no more than this part of the disk
 
 
-def run(config: NodeConfig) -> int:
-    """Serve until told to stop; the process's exit code."""
+def run(read: Callable[[], NodeConfig]) -> int:
+    """Serve until told to stop; the process's exit code. `read` makes the configuration, and is called again
+    when it is to be reloaded."""
+    config = read()
     tls_server, tls_client = server_context(config.tls), client_context(config.tls)
     joins = config.broker.discovery.join
     with (
@@ -66,13 +77,14 @@ def run(config: NodeConfig) -> int:
         folder = _own_folder() if config.data is None and joins else DataFolder(config.data or _DEFAULT_DATA)
         stack.callback(folder.close)
         identity = folder.start(config.name)
-        log.setup(identity.name, config.log)
+        log.setup(identity.name, config.log, config.log_format)
         if config.data is None and folder.path != _DEFAULT_DATA:
             LOGGER.info("another broker uses %s: this one has %s", _DEFAULT_DATA, folder.path)
         if config.listen is None and parse_address(sockets.address)[1] != DEFAULT_PORT:
             LOGGER.info("port %d is taken: listening on %s", DEFAULT_PORT, sockets.address)
         node = _Node(
             config=config,
+            read=read,
             data=folder.path,
             identity=identity,
             sockets=sockets,
@@ -98,6 +110,7 @@ class _Node:
     """Everything that could be refused has been made; what follows is serving."""
 
     config: NodeConfig
+    read: Callable[[], NodeConfig]
     data: Path
     identity: Identity
     sockets: Sockets
@@ -170,6 +183,15 @@ async def _serve(node: _Node) -> int:
         storage=storage,
     )
     served.append(server)
+    reloading = Reloading(
+        read=node.read,
+        config=config,
+        server=server,
+        core=core,
+        tls_server=node.tls_server,
+        tls_client=node.tls_client,
+        discoverable=discovery.enabled,
+    )
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
     _warn(config, about["address"])
@@ -177,7 +199,7 @@ async def _serve(node: _Node) -> int:
         if discovery.mdns and discovery.enabled:
             place = parse_address(about["address"])
             await stack.enter_async_context(announced(node.identity.name, node.identity.number, place))
-        code = await serve(server, node.sockets, about, node.details())
+        code = await serve(server, node.sockets, about, node.details(), reloading)
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
@@ -197,7 +219,7 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
     # A broker on loopback uses the loopback interface only, and that has no multicast for IPv6.
     over_ipv6 = ":" in parse_address(node.sockets.address)[0]
     group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
-    nodes = await resolve(asked.nodes)
+    nodes = await resolve(asked.nodes, DEFAULT_NODE_PORT)
     discovery = replace(asked, group=group, nodes=tuple(format_address(*endpoint) for endpoint in nodes))
     if not config.tls.require_client_certificate:
         return discovery, None

@@ -39,6 +39,7 @@ from postroad.net.shares import Shares
 from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
+from postroad.seam.levels import Level
 from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
 from postroad.seam.tracking import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.storage.commit import Storage
@@ -65,6 +66,7 @@ class Core(Protocol):
     def next_deadline(self) -> int | None: ...
     def metrics(self) -> dict[str, int | float]: ...
     def delays(self) -> list[Delays]: ...
+    def levels(self, now_us: int, /) -> list[Level]: ...
     def shutdown(self, now_us: int) -> list[Effect]: ...
 
 
@@ -188,6 +190,9 @@ class Server:
         self._overflowed = 0
         self._dial_failures = 0
         self._inputs_handled = 0
+
+    def levels(self) -> list[Level]:
+        return self.core.levels(self._clock.now_us())
 
     def delays(self) -> list[Delays]:
         stored = [] if self._storage is None else self._storage.delays()
@@ -320,6 +325,20 @@ class Server:
         self._turns.observe(took_us)
         if shared:
             self._shares.took(took_us)
+        self._schedule(deadline_us, now_us)
+
+    def change(self, act: Callable[[int], list[Effect]]) -> None:
+        """A turn of something that no input says: `act` is given the time, and its effects are performed."""
+        self._flush()  # what came in already counts
+        if self._stopping:
+            return
+        now_us = self._clock.now_us()
+        try:
+            self._perform(act(now_us))
+            deadline_us = self.core.next_deadline()
+        except Exception:
+            self._fail("change", ())
+            return
         self._schedule(deadline_us, now_us)
 
     def _flush_again(self) -> None:

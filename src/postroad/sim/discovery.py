@@ -125,7 +125,7 @@ class SeekingClient:
                 case Close():
                     network.close(effect.connection)
                 case fx.Seek():
-                    self._place.search(self.name, self._nodes, self._end_seeking)
+                    self._place.search(self.name, self._nodes, self._search_over)
                 case fx.Up():
                     self.arrived.append(effect.broker)
                 case fx.Failed():
@@ -136,15 +136,13 @@ class SeekingClient:
         deadline_us = self.core.next_deadline()
         self._timer = None if deadline_us is None else world.at(deadline_us, self._give)
 
-    def _end_seeking(self, search: Search) -> None:
-        if search.found is None:
+    def _search_over(self, search: Search) -> None:
+        if search.result is None:
             self._give(fx.Found(reason=str(search.error)))
             return
         weights = SearchSettings().weights
-        choices = (
-            Choice(address=candidate.address, weight=merit(candidate, weights))
-            for candidate in search.found.candidates
-        )
+        candidates = search.result.candidates
+        choices = (Choice(address=each.address, weight=merit(each, weights)) for each in candidates)
         self._give(fx.Found(choices=tuple(choices)))
 
     def opened(self, connection: int, dialled: str | None) -> None:
@@ -254,7 +252,7 @@ class DiscoveryWorld:
             settings or SearchSettings(),
             nodes=[(node, NODE_PORT) for node in nodes],
             group=parse_address(MULTICAST_GROUP) if multicast else None,
-            known=[(broker, BROKER_PORT) for broker in known],
+            known=[(name, BROKER_PORT) for name in known],
             draw=self.world.random(f"draws/{name}").randrange,
             envelopes=Envelopes(None),
             token=token,
