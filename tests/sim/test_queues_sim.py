@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
+from tests.worlds.queue_networks import QueueNetwork, address_of
 
 from postroad.ids import queue_message_id
 from postroad.queues import inbox, serving, views
@@ -16,9 +17,11 @@ from postroad.queues.inbox import Accept, Answer, Inboxes, Message
 from postroad.queues.settings import QueueConfig
 from postroad.seam.storage import LogStream, ReadDone, StreamKind
 from postroad.seam.turn import Turn
+from postroad.sim.judge.queues import QueueLedger
+from postroad.sim.people.queue_users import QueueSource
 from postroad.sim.queue_scenario import QueueOutcome, QueueScenario
 from postroad.tracking.query.trace import Trace
-from postroad.units import KIB
+from postroad.units import KIB, SECOND_US
 
 SEEDS = (2, 4, 5, 7, 8)
 
@@ -49,7 +52,7 @@ def test_every_rule_holds(seed: int) -> None:
 
 @pytest.mark.parametrize(("seed", "seconds"), FOUND)
 def test_what_was_found_stays_repaired(seed: int, seconds: int) -> None:
-    outcome = run(seed, seconds)
+    outcome = QueueScenario(seed=seed, seconds=seconds, wandering=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 
 
@@ -254,3 +257,25 @@ def test_every_accepted_message_has_a_way_from_its_sender_to_its_consumer() -> N
             assert receiver.subscriber.startswith("inbox")
             lengths.add(len(steps))
     assert max(lengths) == 3
+
+
+def test_metrics_say_since_when_the_oldest_message_waits() -> None:
+    network = QueueNetwork({"a": ()}, arcs=1)
+    network.start("a")
+    source = QueueSource(
+        network.world,
+        network.network,
+        "shop",
+        [address_of("a")],
+        inboxes=["stock"],
+        pause_us=3_600 * SECOND_US,
+        ledger=QueueLedger(),
+    )
+    network.run(SECOND_US)
+    assert network.broker("a").metrics()["queue_oldest_timestamp_seconds"] == 0
+    sent_us = network.world.now_us
+    for _ in range(2):
+        source.send()
+        network.run(5 * SECOND_US)
+    assert network.broker("a").metrics()["queue_depth"] == 2
+    assert network.broker("a").metrics()["queue_oldest_timestamp_seconds"] == sent_us // SECOND_US

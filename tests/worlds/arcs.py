@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError
+from postroad.queues.arc_state import ArcState, Machine, Settings
 from postroad.queues.messages import (
     CLOSED,
     STARTED,
@@ -53,7 +54,7 @@ from postroad.queues.messages import (
     decode,
     encode,
 )
-from postroad.queues.views import Arc, Machine, Settings
+from postroad.queues.views import Arc
 
 A, B, C, D = b"A", b"B", b"C", b"D"
 PATIENT = Settings(
@@ -464,7 +465,7 @@ class Explorer:
             settings = replace(PATIENT, tail_bytes=world.tail_bytes)
             station.slow, station.kind, station.settings = world.slow, kind, settings
             twin = kind.__new__(kind)
-            for slot in Arc.__slots__:
+            for slot in ArcState.__slots__:
                 setattr(twin, slot, getattr(station.core, slot))
             twin.settings, twin.round, twin.now_us, twin.resend_at = settings, 0, 0, None
             station.arc = twin

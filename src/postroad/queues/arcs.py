@@ -30,6 +30,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PeerError, PostroadError
+from postroad.queues.arc_state import Settings
 from postroad.queues.bodies import Bodies
 from postroad.queues.inbox import (
     Inboxes,
@@ -68,7 +69,7 @@ from postroad.queues.messages import (
     encode,
 )
 from postroad.queues.messages import Bodies as BodiesMessage
-from postroad.queues.views import Arc, Settings
+from postroad.queues.views import Arc
 from postroad.seam.storage import MAX_TICK, LogStream, ReadDone, StreamEnd, StreamKind
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn

@@ -138,11 +138,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(_Message, frozen=True, tag=1):
-    """Which view of the arc do you know?"""
-
-
-class Unknown(_Message, frozen=True, tag=2):
-    """None."""
+    """Which view of the arc do you know? Who knows none does not answer."""
 
 
 class Know(_Message, frozen=True, tag=3):
@@ -304,7 +300,7 @@ class Bodies(_Message, frozen=True, tag=23):
 
 
 Message: TypeAlias = (
-    Ask | Unknown | Know | Ended | Prepare | Promise | Accept | Accepted | Busy | Seal | Sealed | Fetch
+    Ask | Know | Ended | Prepare | Promise | Accept | Accepted | Busy | Seal | Sealed | Fetch
     | Piece | Offer | More | Load | Installed | Write | Ack | Refused | Synced | Want | Bodies
 )  # fmt: skip
 

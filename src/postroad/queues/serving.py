@@ -243,7 +243,10 @@ class Serving:
         def answer(turn: Turn, answers: tuple[Answer, ...]) -> None:
             self._say(turn, sender, Done(number, answers))
 
-        if isinstance(task, PutTask):
+        if isinstance(task, PutTask | StageTask) and not self._knows_chains(arc, task.messages):
+            reason = "another network's messages are not taken in yet"
+            self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
+        elif isinstance(task, PutTask):
             self._put(turn, arc, served, sender, number, task)
         elif isinstance(task, JoinTask):
             self._join(turn, arc, served, sender, number, task, answer)
@@ -266,6 +269,18 @@ class Serving:
             if isinstance(operation, Stage):
                 self._look_at(served, turn.now_us + UNDECIDED_US + 1)
 
+    def _knows_chains(self, arc: int, messages: tuple[Message, ...]) -> bool:
+        """Whether the ids of these messages can be compared with those that were kept (responsibility 9)."""
+        core = self._arcs.get(arc)
+        assert core is not None
+        known: Chain | None = None
+        for message in messages:
+            if message.chain != known:
+                known = message.chain
+                if not core.knows(known):
+                    return False
+        return True
+
     def _wish(
         self,
         arc: int,
@@ -284,18 +299,9 @@ class Serving:
     # ---- sending
 
     def _put(self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask) -> None:
-        core = self._arcs.get(arc)
-        assert core is not None
-        known: Chain | None = None
         inboxes: dict[str, None] = {}
         durable = timed = False
         for message in task.messages:
-            if message.chain != known:
-                known = message.chain
-                if not core.knows(known):
-                    reason = "another network's messages are not taken in yet"
-                    self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
-                    return
             inboxes[message.inbox] = None
             durable = durable or message.ordered
             timed = timed or message.not_before_us > 0 or message.expires_us > 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from postroad.errors import UsageError
+from postroad.queues.arc_state import Settings as ViewSettings
 from postroad.queues.inbox import Limits
-from postroad.queues.views import Settings as ViewSettings
 from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 
 MAX_ARCS = 4_096

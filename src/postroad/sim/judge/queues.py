@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from postroad.broker.core import Broker
+from postroad.queues.arc_state import Machine
 from postroad.queues.inbox import Extent, Stored, decode_snapshot, relocate
-from postroad.queues.views import Arc, Machine
+from postroad.queues.views import Arc
 from postroad.sim.judge.violation import Violation
 
 
