@@ -13,7 +13,7 @@ from tests.worlds.queue_networks import QueueNetwork, address_of
 from postroad.ids import first_number
 from postroad.sim.judge.queues import QueueLedger
 from postroad.sim.machine.network import Connection
-from postroad.sim.people.queue_users import QueueConsumer, QueueSource
+from postroad.sim.people.queue_users import QueueConsumer, QueueSource, body_of
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Message, Posting, Send, Sent, decode
 
@@ -28,7 +28,7 @@ class TransactionSource(QueueSource):
     def send(self) -> None:
         first = first_number(self.world.now_us // MILLISECOND_US)
         self._parts = tuple(
-            Posting(inbox=inbox, id=first + place, after=0, payload=b"")
+            Posting(inbox=inbox, id=first + place, after=0, payload=body_of(first + place))
             for place, inbox in enumerate(self._inboxes)
         )
         self.waiting[first] = self._parts[0]
