@@ -42,6 +42,7 @@ def add(
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Add a context, or replace it. The first one is used from then on.
 
@@ -69,7 +70,11 @@ def add(
     kept.by_name[name] = options
     kept.current = kept.current or name
     contexts.save(kept)
-    print(f"{contexts.place()}: {name}" + (", in use" if kept.current == name else ""))
+    _tell(kept, name, f"{contexts.place()}: {name}{', in use' if kept.current == name else ''}", as_json)
+
+
+def _tell(kept: contexts.Contexts, name: str, text: str, as_json: bool) -> None:
+    print(json.dumps({"name": name, "in_use": kept.current == name}) if as_json else text)
 
 
 def _whole(file: str | None) -> str | None:
@@ -85,7 +90,7 @@ def _whole(file: str | None) -> str | None:
 
 
 @context.command()
-def use(name: NameArgument) -> None:
+def use(name: NameArgument, as_json: JsonOption = False) -> None:
     """Use this context where a command names none. `-` for none.
 
     Example: postroad context use prod
@@ -95,6 +100,7 @@ def use(name: NameArgument) -> None:
         kept.get(name)
     kept.current = "" if name == "-" else name
     contexts.save(kept)
+    _tell(kept, name, f"{name} is in use" if kept.current else "no context is in use", as_json)
 
 
 @context.command("list")
@@ -112,10 +118,11 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 @context.command()
-def remove(name: NameArgument) -> None:
+def remove(name: NameArgument, as_json: JsonOption = False) -> None:
     """Remove a context."""
     kept = contexts.load()
     kept.get(name)
     del kept.by_name[name]
     kept.current = "" if kept.current == name else kept.current
     contexts.save(kept)
+    _tell(kept, name, f"{name} is removed", as_json)
