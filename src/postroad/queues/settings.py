@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from postroad.errors import UsageError
-from postroad.queues.inbox import Limits
+from postroad.queues.inbox import MAX_ATTEMPTS, Limits
 from postroad.queues.views import Settings as ViewSettings
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 
@@ -35,8 +35,10 @@ class QueueConfig:
             raise UsageError(f"the ring has 1 to {MAX_ARCS} arcs, not {self.arcs}")
         if not 0 < self.heartbeat_us < self.silent_us:
             raise UsageError("a broker is silent for longer than a heartbeat before it is taken for dead")
-        if self.attempts < 1 or self.rejoin_us < 0 or self.answer_us <= 0:
-            raise UsageError("queues: attempts and times are positive")
+        if not 1 <= self.attempts <= MAX_ATTEMPTS:
+            raise UsageError(f"a message has 1 to {MAX_ATTEMPTS} attempts, not {self.attempts}")
+        if self.rejoin_us < 0 or self.answer_us <= 0:
+            raise UsageError("queues: times are positive")
         self.views()
 
     def views(self) -> ViewSettings:
