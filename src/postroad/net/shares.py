@@ -1,15 +1,18 @@
 """Shares of a turn: of what each connection asks for a turn serves a little, and the rest waits in line.
 
 A request may cost a thousand times its bytes, and a reply much more. So frames that ask for work wait in a
-line per connection. A turn takes some from every line, one connection after the other, as many as keep it
-short: how many that is, is learned from how long turns took. A connection whose line is long is not read
-from: what it sends beyond waits in its own socket. One that does not read its replies is served nothing.
+line per connection. A turn takes one from every line, one connection after the other, until its time is over:
+whatever is asked for, it takes at most one frame longer than that. What frames leave to do at the end of a
+turn is known only then: after a turn that took too long all the same, the next one takes fewer. A connection
+whose line is long is not read from: what it sends beyond waits in its own socket. One that does not read its
+replies is served nothing.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from postroad.seam.inputs import Received
@@ -23,18 +26,21 @@ ASKING: Final = frozenset({int(Kind.REQUEST), int(Kind.SUBSCRIBE), int(Kind.UNSU
 LONG_LINE: Final = 256  # frames of a connection that wait before it is not read from
 SHORT_LINE: Final = 64  # it is read from again
 LINE_BYTES: Final = MIB  # of a connection's frames that wait before it is not read from
-TURN_US: Final = 5 * MILLISECOND_US  # a turn that takes longer takes fewer
+ASKING_US: Final = 2 * MILLISECOND_US  # a turn that took so long with asking frames takes no more of them
+TURN_US: Final = 5 * MILLISECOND_US  # where all of a turn takes longer, the next one takes fewer
 MAX_SHARE: Final = 256  # asking frames in one turn, of all connections together
 UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
 
 
 class Shares:
-    def __init__(self) -> None:
+    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock_ns = clock_ns
         self._lines: dict[Connection, deque[bytes]] = {}  # none is empty; the next to be served comes first
         self._bytes: dict[Connection, int] = {}  # of those lines
         self._paused: set[Connection] = set()  # of these, those that are not read from
         self._share = MAX_SHARE  # asking frames in the next turn
         self.stalled = False  # all that wait have replies to read first
+        self.taken: list[Received] = []  # in the last turn
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -62,30 +68,36 @@ class Shares:
             connection.transport.pause_reading()
         return True
 
-    def take(self) -> list[Received]:
-        """What this turn handles of those that wait."""
-        taken: list[Received] = []
-        left, self.stalled = self._share, bool(self._lines)
-        each = max(1, left // max(1, len(self._lines)))
-        for connection in list(self._lines):
-            if left <= 0:
-                self.stalled = False
-                break
-            if connection.transport.get_write_buffer_size() > UNREAD_BYTES:
-                continue
-            self.stalled = False
-            left -= self._take_from(connection, min(each, left), taken)
-        return taken
+    def take(self) -> Iterator[Received]:
+        """What this turn handles of those that wait: whoever handles one asks for the next."""
+        self.taken = []
+        return self._serve(self.taken)
 
-    def _take_from(self, connection: Connection, most: int, taken: list[Received]) -> int:
-        """How many asking frames were taken of this connection, which is last in the order from now on."""
-        line, asking, taken_bytes = self._lines.pop(connection), 0, 0
-        while line and (line[0][4] not in ASKING or asking < most):
-            frame = line.popleft()
-            asking += frame[4] in ASKING
-            taken_bytes += len(frame)
-            taken.append(Received(connection=connection.number, frame=frame))
-        waiting_bytes = self._bytes.pop(connection) - taken_bytes
+    def _serve(self, taken: list[Received]) -> Iterator[Received]:
+        lines = [line for line in self._lines if line.transport.get_write_buffer_size() <= UNREAD_BYTES]
+        self.stalled = bool(self._lines) and not lines
+        ready = deque(lines)
+        end_ns = self._clock_ns() + ASKING_US * 1_000
+        left = self._share
+        while ready and left:
+            connection = ready.popleft()
+            for frame in self._take_from(connection):
+                taken.append(Received(connection=connection.number, frame=frame))
+                yield taken[-1]
+            left -= 1
+            if connection in self._lines:
+                ready.append(connection)
+            if self._clock_ns() >= end_ns:
+                return
+
+    def _take_from(self, connection: Connection) -> list[bytes]:
+        """One asking frame and what was said before and behind it; it is last in the order from now on."""
+        line, asked = self._lines.pop(connection), False
+        taken: list[bytes] = []
+        while line and not (asked and line[0][4] in ASKING):
+            taken.append(line.popleft())
+            asked |= taken[-1][4] in ASKING
+        waiting_bytes = self._bytes.pop(connection) - sum(map(len, taken))
         if line:
             self._lines[connection] = line
             self._bytes[connection] = waiting_bytes
@@ -93,7 +105,7 @@ class Shares:
         if is_short and connection in self._paused:
             self._paused.discard(connection)
             connection.transport.resume_reading()
-        return asking
+        return taken
 
     def took(self, microseconds: int) -> None:
         """A turn with a share in it took so long."""

@@ -61,10 +61,10 @@ def test_only_those_that_ask_wait_and_what_they_send_after_it_stays_behind_it() 
 
 
 def test_a_turn_is_divided_among_all_and_a_slow_one_takes_less() -> None:
-    shares, greedy, modest = Shares(), Line(1), Line(2)
+    shares, greedy, modest = Shares(lambda: 0), Line(1), Line(2)
     greedy.add(shares, *[ASK] * 10_000)
     modest.add(shares, ASK)
-    assert served(shares) == {1: MAX_SHARE // 2, 2: 1}
+    assert served(shares) == {1: MAX_SHARE - 1, 2: 1}
     shares.took(TURN_US + 1)
     assert served(shares) == {1: MAX_SHARE // 2}
     for _ in range(20):
@@ -79,13 +79,28 @@ def test_a_turn_is_divided_among_all_and_a_slow_one_takes_less() -> None:
     assert served(shares) == {1: MAX_SHARE}
 
 
+def test_a_turn_ends_with_the_frame_that_took_its_time() -> None:
+    """What a frame costs is known once it is handled: whatever it was, the turn takes no more."""
+    now_ns = 0
+    shares, dear, cheap = Shares(lambda: now_ns), Line(1), Line(2)
+    dear.add(shares, *[ASK] * 300)
+    cheap.add(shares, *[ASK] * 3)
+    order = []
+    for _ in range(4):
+        for item in shares.take():
+            order.append(item.connection)
+            now_ns += 30_000_000 if item.connection == 1 else 1_000
+        assert [item.connection for item in shares.taken] == order[-len(shares.taken) :]
+    assert order == [1, 2, 1, 2, 1, 2, 1], "the dear ones alone end their turns"
+
+
 def test_a_long_line_is_not_read_from_until_it_is_short() -> None:
     shares, line = Shares(), Line(1)
     line.add(shares, *[ASK] * (LONG_LINE + 1))
     assert not line.transport.reading
     while shares.frames > SHORT_LINE:
         assert not line.transport.reading
-        shares.take()
+        list(shares.take())
     assert line.transport.reading
 
 
