@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -85,6 +85,7 @@ class HttpServer:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Figures(figures, delays, about))
         ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
         self._ready = ready
         self._open: dict[asyncio.StreamWriter, None] = {}  # not answered yet, oldest first
         self._server: asyncio.Server | None = None

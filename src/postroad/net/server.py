@@ -188,7 +188,7 @@ class Server:
         self._refused = 0
         self._overflowed = 0
         self._dial_failures = 0
-        self._inputs_handled = 0
+        self.inputs_handled = 0
 
     def delays(self) -> list[Delays]:
         stored = [] if self._storage is None else self._storage.delays()
@@ -266,7 +266,7 @@ class Server:
                 "socket_held_bytes": sum(one.held_bytes for one in self._sockets),
                 "dial_failures_total": self._dial_failures,
                 "frames_waiting": self._shares.frames,
-                "turn_inputs_total": self._inputs_handled,
+                "turn_inputs_total": self.inputs_handled,
             }
         )
 
@@ -295,6 +295,7 @@ class Server:
         wait for what others ask. `due` runs the core even when nothing came in."""
         self._flush_scheduled = False
         inputs, self._inputs = self._inputs, []
+        self._shares.begin_turn()
         if inputs or due:
             self._turn(inputs, inputs)
         if self._shares:
@@ -317,7 +318,7 @@ class Server:
         except Exception:
             self._fail("handle", handed)
             return 0
-        self._inputs_handled += len(handed)
+        self.inputs_handled += len(handed)
         try:
             self._perform(effects)
         except Exception:

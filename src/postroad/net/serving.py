@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from postroad.net.http import HttpServer
 from postroad.net.listen import bind_both, bind_default, bind_metrics, bound_address
 from postroad.net.log import LOGGER
 from postroad.net.server import Server
+from postroad.net.upkeep import Allocator, Upkeep
 
 EXIT_SECOND_SIGNAL: Final = 130
 
@@ -70,13 +70,13 @@ async def serve(server: Server, sockets: Sockets, about: dict[str, str], details
     _stop_on_signals(loop, server)
     if sockets.metrics is not None:
         await http.start(sockets.metrics)
-    # Modules and what was made so far stay: full collections, which stop the process, need not walk them.
-    gc.collect()
-    gc.freeze()
+    upkeep = Upkeep(lambda: server.inputs_handled, Allocator())
+    upkeep.start()
     await server.start(sockets.listener, sockets.datagrams)
     LOGGER.info("serving address=%s metrics=%s %s", about["address"], about["metrics_address"], details)
     print(f"ready {about['name']} {sockets.address}", flush=True)  # noqa: T201 -- scripts wait for it
     code = await server.wait()
+    upkeep.stop()
     http.close()
     return code
 

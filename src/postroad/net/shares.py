@@ -1,4 +1,7 @@
-"""Shares of a turn: of what each connection asks for a turn serves a little, and the rest waits in line.
+"""Shares of a turn: of what each connection sends a turn takes a little, and the rest waits in line.
+
+Events are handled in the turn in which they come, all of them, up to a bound: what comes beyond waits, and so
+does what asks for work, and what the same connection sends behind either.
 
 A request may cost a thousand times its bytes, and a reply much more. So frames that ask for work wait in a
 line per connection. A turn takes one from every line, one connection after the other, until its time is over:
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from postroad.seam.inputs import Received
-from postroad.units import MIB, MILLISECOND_US
+from postroad.units import KIB, MIB, MILLISECOND_US
 from postroad.wire.frames import Kind
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ LINE_BYTES: Final = MIB  # of a connection's frames that wait before it is not r
 ASKING_US: Final = 2 * MILLISECOND_US  # a turn that took so long with asking frames takes no more of them
 TURN_US: Final = 5 * MILLISECOND_US  # where all of a turn takes longer, the next one takes fewer
 MAX_SHARE: Final = 256  # asking frames in one turn, of all connections together
+TURN_BYTES: Final = MIB  # that a turn takes, of all connections together
+PIECE_BYTES: Final = 64 * KIB  # that it takes of one connection before it looks at the next
 UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
 
 
@@ -38,7 +43,8 @@ class Shares:
         self._lines: dict[Connection, deque[bytes]] = {}  # none is empty; the next to be served comes first
         self._bytes: dict[Connection, int] = {}  # of those lines
         self._paused: set[Connection] = set()  # of these, those that are not read from
-        self._share = MAX_SHARE  # asking frames in the next turn
+        self._share = MAX_SHARE  # pieces of lines in the next turn
+        self._come_bytes = 0  # for this turn, without what waits
         self.stalled = False  # all that wait have replies to read first
         self.taken: list[Received] = []  # in the last turn
 
@@ -53,10 +59,12 @@ class Shares:
         return self._bytes.get(connection, 0)
 
     def add(self, connection: Connection, frames: Sequence[bytes]) -> bool:
-        """Whether these wait, since one of them asks for something or earlier ones do."""
+        """Whether these wait, since one of them asks for something, earlier ones wait or too much came."""
         line = self._lines.get(connection)
         if line is None:
-            if not any(frame[4] in ASKING for frame in frames):
+            come_bytes = self._come_bytes + sum(map(len, frames))
+            if come_bytes <= TURN_BYTES and not any(frame[4] in ASKING for frame in frames):
+                self._come_bytes = come_bytes
                 return False
             line = self._lines[connection] = deque()
             self._bytes[connection] = 0
@@ -68,36 +76,46 @@ class Shares:
             connection.transport.pause_reading()
         return True
 
+    def begin_turn(self) -> None:
+        """What comes from now on is for the next turn."""
+        self._come_bytes = 0
+
     def take(self) -> Iterator[Received]:
         """What this turn handles of those that wait: whoever handles one asks for the next."""
         self.taken = []
         return self._serve(self.taken)
 
     def _serve(self, taken: list[Received]) -> Iterator[Received]:
-        lines = [line for line in self._lines if line.transport.get_write_buffer_size() <= UNREAD_BYTES]
-        self.stalled = bool(self._lines) and not lines
-        ready = deque(lines)
+        ready = deque(connection for connection in self._lines if self._is_ready(connection))
+        self.stalled = bool(self._lines) and not ready
         end_ns = self._clock_ns() + ASKING_US * 1_000
-        left = self._share
-        while ready and left:
+        left, left_bytes = self._share, TURN_BYTES
+        while ready and left and left_bytes > 0 and (not taken or self._clock_ns() < end_ns):
             connection = ready.popleft()
             for frame in self._take_from(connection):
+                left_bytes -= len(frame)
                 taken.append(Received(connection=connection.number, frame=frame))
                 yield taken[-1]
             left -= 1
-            if connection in self._lines:
+            if connection in self._lines and self._is_ready(connection):
                 ready.append(connection)
-            if self._clock_ns() >= end_ns:
-                return
+
+    def _is_ready(self, connection: Connection) -> bool:
+        """Whoever does not read its replies may still say what asks for none: two brokers that wait for each
+        other to read would wait for good."""
+        is_asking = self._lines[connection][0][4] in ASKING
+        return not is_asking or connection.transport.get_write_buffer_size() <= UNREAD_BYTES
 
     def _take_from(self, connection: Connection) -> list[bytes]:
-        """One asking frame and what was said before and behind it; it is last in the order from now on."""
-        line, asked = self._lines.pop(connection), False
-        taken: list[bytes] = []
-        while line and not (asked and line[0][4] in ASKING):
+        """A piece: one frame that asks for something, or all before the next that does, up to so many bytes.
+        The connection is last in the order from now on."""
+        line = self._lines.pop(connection)
+        taken = [line.popleft()]
+        size = len(taken[0])
+        while line and size < PIECE_BYTES and not (taken[0][4] in ASKING or line[0][4] in ASKING):
             taken.append(line.popleft())
-            asked |= taken[-1][4] in ASKING
-        waiting_bytes = self._bytes.pop(connection) - sum(map(len, taken))
+            size += len(taken[-1])
+        waiting_bytes = self._bytes.pop(connection) - size
         if line:
             self._lines[connection] = line
             self._bytes[connection] = waiting_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from postroad.net.shares import LONG_LINE, MAX_SHARE, SHORT_LINE, TURN_US, UNREAD_BYTES, Shares
+from postroad.net.shares import LONG_LINE, MAX_SHARE, SHORT_LINE, TURN_BYTES, TURN_US, UNREAD_BYTES, Shares
 from postroad.wire.frames import Ack, Request, encode
 
 ASK = encode(Request(number=1, what="status"))
@@ -115,6 +115,38 @@ def test_who_does_not_read_its_replies_is_asked_nothing() -> None:
     deaf.transport.unread = 0
     assert served(shares) == {1: 10}
     assert not shares.stalled
+
+
+def test_who_does_not_read_its_replies_may_say_what_asks_for_none_and_no_more() -> None:
+    shares, deaf = Shares(), Line(1)
+    deaf.add(shares, ASK)
+    assert served(shares) == {1: 1}
+    deaf.add(shares, SAY, ASK, SAY)  # the first one of them waits since the second does
+    deaf.transport.unread = UNREAD_BYTES + 1
+    assert [item.frame for item in shares.take()] == [SAY]
+    assert served(shares) == {}
+    assert shares.stalled
+
+
+def test_a_turn_takes_so_many_bytes_and_of_everybody() -> None:
+    """One client that sends a lot at once does not keep a turn from others: theirs is in it, too."""
+    shares, greedy, modest = Shares(), Line(1), Line(2)
+    large, small = SAY + bytes(100_000), SAY
+    assert not greedy.add(shares, *[large] * 10)
+    assert greedy.add(shares, *[large] * 10), "a mebibyte came before it in this turn"
+    assert not modest.add(shares, small), "there is room for this one"
+    assert not modest.add(shares, bytes(5) + bytes(40_000))
+    assert modest.add(shares, bytes(5) + bytes(40_000)), "no more"
+    assert served(shares) == {1: 10, 2: 1}
+    shares.begin_turn()
+    assert not modest.add(shares, small)
+    greedy.add(shares, *[large] * 30)
+    assert not greedy.transport.reading
+    assert served(shares) == {1: TURN_BYTES // 100_000 + 1}
+    list(shares.take())
+    assert not greedy.transport.reading
+    list(shares.take())
+    assert greedy.transport.reading
 
 
 def test_of_one_that_is_gone_what_it_said_counts_and_what_it_asked_does_not() -> None:

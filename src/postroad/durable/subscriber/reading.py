@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
 from typing import Final
 
@@ -156,7 +157,10 @@ class Readers:
     def closed(self, turn: Turn, connection: int) -> None:
         for its_connection, number in list(self._readers):
             if its_connection == connection:
-                self.end(turn, connection, number)
+                turn.later(partial(self._end_later, connection, number))
+
+    def _end_later(self, connection: int, number: int, turn: Turn) -> None:
+        self.end(turn, connection, number)
 
     def credit(self, turn: Turn, connection: int) -> None:
         for reader in [reader for reader in self._readers.values() if reader.connection == connection]:
