@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,7 @@ from postroad.net.server import Server
 from postroad.net.upkeep import Allocator, Upkeep
 
 EXIT_SECOND_SIGNAL: Final = 130
+SWITCH_S: Final = 0.0005  # that the loop waits for a thread which commits, at most, and the other way round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ async def serve(server: Server, sockets: Sockets, about: dict[str, str], details
     _stop_on_signals(loop, server)
     if sockets.metrics is not None:
         await http.start(sockets.metrics)
+    sys.setswitchinterval(SWITCH_S)
     upkeep = Upkeep(lambda: server.inputs_handled, Allocator())
     upkeep.start()
     await server.start(sockets.listener, sockets.datagrams)
