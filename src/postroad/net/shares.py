@@ -33,6 +33,7 @@ ASKING_US: Final = 2 * MILLISECOND_US  # a turn that took so long with asking fr
 TURN_US: Final = 5 * MILLISECOND_US  # where all of a turn takes longer, the next one takes fewer
 MAX_SHARE: Final = 256  # asking frames in one turn, of all connections together
 TURN_BYTES: Final = MIB  # that a turn takes, of all connections together
+FRAME_BYTES: Final = KIB  # that each frame counts for besides: small ones cost as much
 PIECE_BYTES: Final = 64 * KIB  # that it takes of one connection before it looks at the next
 UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
 
@@ -62,7 +63,7 @@ class Shares:
         """Whether these wait, since one of them asks for something, earlier ones wait or too much came."""
         line = self._lines.get(connection)
         if line is None:
-            come_bytes = self._come_bytes + sum(map(len, frames))
+            come_bytes = self._come_bytes + sum(map(len, frames)) + FRAME_BYTES * len(frames)
             if come_bytes <= TURN_BYTES and not any(frame[4] in ASKING for frame in frames):
                 self._come_bytes = come_bytes
                 return False
@@ -93,7 +94,7 @@ class Shares:
         while ready and left and left_bytes > 0 and (not taken or self._clock_ns() < end_ns):
             connection = ready.popleft()
             for frame in self._take_from(connection):
-                left_bytes -= len(frame)
+                left_bytes -= len(frame) + FRAME_BYTES
                 taken.append(Received(connection=connection.number, frame=frame))
                 yield taken[-1]
             left -= 1
@@ -111,11 +112,11 @@ class Shares:
         The connection is last in the order from now on."""
         line = self._lines.pop(connection)
         taken = [line.popleft()]
-        size = len(taken[0])
-        while line and size < PIECE_BYTES and not (taken[0][4] in ASKING or line[0][4] in ASKING):
+        weight = len(taken[0]) + FRAME_BYTES
+        while line and weight < PIECE_BYTES and not (taken[0][4] in ASKING or line[0][4] in ASKING):
             taken.append(line.popleft())
-            size += len(taken[-1])
-        waiting_bytes = self._bytes.pop(connection) - size
+            weight += len(taken[-1]) + FRAME_BYTES
+        waiting_bytes = self._bytes.pop(connection) - sum(map(len, taken))
         if line:
             self._lines[connection] = line
             self._bytes[connection] = waiting_bytes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from postroad.net.shares import LONG_LINE, MAX_SHARE, SHORT_LINE, TURN_BYTES, TURN_US, UNREAD_BYTES, Shares
+from postroad.units import KIB
 from postroad.wire.frames import Ack, Request, encode
 
 ASK = encode(Request(number=1, what="status"))
@@ -135,7 +136,7 @@ def test_a_turn_takes_so_many_bytes_and_of_everybody() -> None:
     assert not greedy.add(shares, *[large] * 10)
     assert greedy.add(shares, *[large] * 10), "a mebibyte came before it in this turn"
     assert not modest.add(shares, small), "there is room for this one"
-    assert not modest.add(shares, bytes(5) + bytes(40_000))
+    assert not modest.add(shares, bytes(5) + bytes(20_000))
     assert modest.add(shares, bytes(5) + bytes(40_000)), "no more"
     assert served(shares) == {1: 10, 2: 1}
     shares.begin_turn()
@@ -147,6 +148,14 @@ def test_a_turn_takes_so_many_bytes_and_of_everybody() -> None:
     assert not greedy.transport.reading
     list(shares.take())
     assert greedy.transport.reading
+
+
+def test_small_frames_count_for_more_than_their_bytes() -> None:
+    """An ACK of 20 bytes costs as much as an event of a thousand."""
+    shares, line = Shares(lambda: 0), Line(1)
+    assert not line.add(shares, *[SAY] * 500)
+    assert line.add(shares, *[SAY] * 1_000)
+    assert 900 < served(shares)[1] <= TURN_BYTES // KIB + 64
 
 
 def test_of_one_that_is_gone_what_it_said_counts_and_what_it_asked_does_not() -> None:
