@@ -39,20 +39,19 @@ class Allocator:
     """That of glibc; elsewhere nothing is free, and nothing is given back."""
 
     def __init__(self) -> None:
+        self._library: ctypes.CDLL | None = ctypes.CDLL(None)
         try:
-            library = ctypes.CDLL(None)
-            self._mallinfo2, self._trim = library.mallinfo2, library.malloc_trim
-        except (OSError, AttributeError):
-            self._mallinfo2 = self._trim = None
-        else:
-            self._mallinfo2.restype = _Mallinfo2
+            self._library.mallinfo2.restype = _Mallinfo2
+            self._library.malloc_trim.restype = ctypes.c_int
+        except AttributeError:
+            self._library = None
 
     def free_bytes(self) -> int:
-        return 0 if self._mallinfo2 is None else int(self._mallinfo2().fordblks)
+        return 0 if self._library is None else int(self._library.mallinfo2().fordblks)
 
     def give_back(self) -> None:
-        if self._trim is not None:
-            self._trim(0)
+        if self._library is not None:
+            self._library.malloc_trim(0)
 
 
 class Upkeep:
