@@ -562,7 +562,8 @@ class Server:
     def _forget(self, connection: Connection) -> None:
         connection.live = False
         del self._live[connection.number]
-        self.queue([*self._shares.forget(connection), Closed(connection=connection.number)])
+        is_waiting = self._shares.forget(connection)
+        self.queue(() if is_waiting else [Closed(connection=connection.number)])
 
     # -- dialling
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from postroad.seam.inputs import Received
+from postroad.seam.inputs import Closed, Received
 from postroad.units import KIB, MIB, MILLISECOND_US
 from postroad.wire.frames import Kind
 
@@ -31,9 +31,9 @@ SHORT_LINE: Final = 64  # it is read from again
 LINE_BYTES: Final = MIB  # of a connection's frames that wait before it is not read from
 ASKING_US: Final = 2 * MILLISECOND_US  # a turn that took so long with asking frames takes no more of them
 TURN_US: Final = 5 * MILLISECOND_US  # where all of a turn takes longer, the next one takes fewer
-MAX_SHARE: Final = 256  # asking frames in one turn, of all connections together
+MAX_SHARE: Final = 128  # pieces of lines in one turn, of all connections together
 TURN_BYTES: Final = MIB  # that a turn takes, of all connections together
-FRAME_BYTES: Final = KIB  # that each frame counts for besides: small ones cost as much
+FRAME_BYTES: Final = 4 * KIB  # that each frame counts for besides: small ones cost as much
 PIECE_BYTES: Final = 64 * KIB  # that it takes of one connection before it looks at the next
 UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
 
@@ -44,10 +44,11 @@ class Shares:
         self._lines: dict[Connection, deque[bytes]] = {}  # none is empty; the next to be served comes first
         self._bytes: dict[Connection, int] = {}  # of those lines
         self._paused: set[Connection] = set()  # of these, those that are not read from
+        self._gone: set[Connection] = set()  # of these, those that are closed
         self._share = MAX_SHARE  # pieces of lines in the next turn
         self._come_bytes = 0  # for this turn, without what waits
         self.stalled = False  # all that wait have replies to read first
-        self.taken: list[Received] = []  # in the last turn
+        self.taken: list[Received | Closed] = []  # in the last turn
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -81,12 +82,12 @@ class Shares:
         """What comes from now on is for the next turn."""
         self._come_bytes = 0
 
-    def take(self) -> Iterator[Received]:
+    def take(self) -> Iterator[Received | Closed]:
         """What this turn handles of those that wait: whoever handles one asks for the next."""
         self.taken = []
         return self._serve(self.taken)
 
-    def _serve(self, taken: list[Received]) -> Iterator[Received]:
+    def _serve(self, taken: list[Received | Closed]) -> Iterator[Received | Closed]:
         ready = deque(connection for connection in self._lines if self._is_ready(connection))
         self.stalled = bool(self._lines) and not ready
         end_ns = self._clock_ns() + ASKING_US * 1_000
@@ -98,7 +99,12 @@ class Shares:
                 taken.append(Received(connection=connection.number, frame=frame))
                 yield taken[-1]
             left -= 1
-            if connection in self._lines and self._is_ready(connection):
+            if connection not in self._lines:
+                if connection in self._gone:
+                    self._gone.discard(connection)
+                    taken.append(Closed(connection=connection.number))
+                    yield taken[-1]
+            elif self._is_ready(connection):
                 ready.append(connection)
 
     def _is_ready(self, connection: Connection) -> bool:
@@ -133,11 +139,14 @@ class Shares:
         else:
             self._share = min(MAX_SHARE, self._share + max(1, self._share // 4))
 
-    def forget(self, connection: Connection) -> list[Received]:
-        """It is closed: what it asked for is not answered; what it said besides, such as an ACK, counts."""
+    def forget(self, connection: Connection) -> bool:
+        """It is closed: what it asked for is not answered; what it said besides, such as an ACK, counts.
+        Whether there is any of that: then its Closed comes behind it, in one of the next turns."""
         self._paused.discard(connection)
         self._bytes.pop(connection, None)
-        line = self._lines.pop(connection, ())
-        return [
-            Received(connection=connection.number, frame=frame) for frame in line if frame[4] not in ASKING
-        ]
+        said = deque(frame for frame in self._lines.pop(connection, ()) if frame[4] not in ASKING)
+        if said:
+            self._lines[connection] = said
+            self._bytes[connection] = sum(map(len, said))
+            self._gone.add(connection)
+        return bool(said)

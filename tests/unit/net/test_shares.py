@@ -8,8 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from postroad.net.shares import LONG_LINE, MAX_SHARE, SHORT_LINE, TURN_BYTES, TURN_US, UNREAD_BYTES, Shares
-from postroad.units import KIB
+from postroad.net.shares import (
+    FRAME_BYTES,
+    LONG_LINE,
+    MAX_SHARE,
+    SHORT_LINE,
+    TURN_BYTES,
+    TURN_US,
+    UNREAD_BYTES,
+    Shares,
+)
+from postroad.seam.inputs import Closed, Received
 from postroad.wire.frames import Ack, Request, encode
 
 ASK = encode(Request(number=1, what="status"))
@@ -41,8 +50,12 @@ class Line:
     def add(self, shares: Shares, *frames: bytes) -> bool:
         return shares.add(cast(Any, self), frames)
 
-    def forget(self, shares: Shares) -> list[bytes]:
-        return [item.frame for item in shares.forget(cast(Any, self))]
+    def forget(self, shares: Shares) -> bool:
+        return shares.forget(cast(Any, self))
+
+
+def frames(shares: Shares) -> list[bytes]:
+    return [item.frame for item in shares.take() if isinstance(item, Received)]
 
 
 def served(shares: Shares) -> dict[int, int]:
@@ -57,7 +70,7 @@ def test_only_those_that_ask_wait_and_what_they_send_after_it_stays_behind_it() 
     assert not one.add(shares, SAY)
     assert other.add(shares, SAY, ASK)
     assert other.add(shares, SAY)
-    assert [item.frame for item in shares.take()] == [SAY, ASK, SAY]
+    assert frames(shares) == [SAY, ASK, SAY]
     assert not other.add(shares, SAY), "its line is empty"
 
 
@@ -124,7 +137,7 @@ def test_who_does_not_read_its_replies_may_say_what_asks_for_none_and_no_more() 
     assert served(shares) == {1: 1}
     deaf.add(shares, SAY, ASK, SAY)  # the first one of them waits since the second does
     deaf.transport.unread = UNREAD_BYTES + 1
-    assert [item.frame for item in shares.take()] == [SAY]
+    assert frames(shares) == [SAY]
     assert served(shares) == {}
     assert shares.stalled
 
@@ -132,18 +145,18 @@ def test_who_does_not_read_its_replies_may_say_what_asks_for_none_and_no_more() 
 def test_a_turn_takes_so_many_bytes_and_of_everybody() -> None:
     """One client that sends a lot at once does not keep a turn from others: theirs is in it, too."""
     shares, greedy, modest = Shares(), Line(1), Line(2)
-    large, small = SAY + bytes(100_000), SAY
+    large, small = SAY + bytes(90_000), SAY
     assert not greedy.add(shares, *[large] * 10)
     assert greedy.add(shares, *[large] * 10), "a mebibyte came before it in this turn"
     assert not modest.add(shares, small), "there is room for this one"
     assert not modest.add(shares, bytes(5) + bytes(20_000))
-    assert modest.add(shares, bytes(5) + bytes(40_000)), "no more"
+    assert modest.add(shares, bytes(5) + bytes(100_000)), "no more"
     assert served(shares) == {1: 10, 2: 1}
     shares.begin_turn()
     assert not modest.add(shares, small)
     greedy.add(shares, *[large] * 30)
     assert not greedy.transport.reading
-    assert served(shares) == {1: TURN_BYTES // 100_000 + 1}
+    assert served(shares) == {1: TURN_BYTES // (len(large) + FRAME_BYTES) + 1}
     list(shares.take())
     assert not greedy.transport.reading
     list(shares.take())
@@ -153,14 +166,30 @@ def test_a_turn_takes_so_many_bytes_and_of_everybody() -> None:
 def test_small_frames_count_for_more_than_their_bytes() -> None:
     """An ACK of 20 bytes costs as much as an event of a thousand."""
     shares, line = Shares(lambda: 0), Line(1)
-    assert not line.add(shares, *[SAY] * 500)
+    assert not line.add(shares, *[SAY] * 200)
     assert line.add(shares, *[SAY] * 1_000)
-    assert 900 < served(shares)[1] <= TURN_BYTES // KIB + 64
+    assert 200 < served(shares)[1] <= 2 * TURN_BYTES // FRAME_BYTES
 
 
 def test_of_one_that_is_gone_what_it_said_counts_and_what_it_asked_does_not() -> None:
     shares, line = Shares(), Line(1)
     line.add(shares, SAY, ASK, SAY)
-    assert line.forget(shares) == [SAY, SAY]
+    assert line.forget(shares)
+    assert list(shares.take()) == [*[Received(connection=1, frame=SAY)] * 2, Closed(connection=1)]
     assert not shares
-    assert line.forget(shares) == []
+    assert not line.forget(shares)
+    line.add(shares, ASK)
+    assert not line.forget(shares), "nothing but what is not answered"
+    assert not shares
+
+
+def test_ten_thousand_that_one_said_before_it_went_are_not_one_turn() -> None:
+    shares, line = Shares(lambda: 0), Line(1)
+    line.add(shares, *[SAY] * 10_000)
+    assert line.forget(shares)
+    turns = []
+    while shares:
+        turns.append(list(shares.take()))
+    assert max(map(len, turns)) <= 2 * TURN_BYTES // FRAME_BYTES
+    assert sum(map(len, turns)) == 10_001
+    assert turns[-1][-1] == Closed(connection=1)
