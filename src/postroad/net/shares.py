@@ -31,7 +31,7 @@ SHORT_LINE: Final = 64  # it is read from again
 LINE_BYTES: Final = MIB  # of a connection's frames that wait before it is not read from
 ASKING_US: Final = 2 * MILLISECOND_US  # a turn that took so long with asking frames takes no more of them
 TURN_US: Final = 5 * MILLISECOND_US  # where all of a turn takes longer, the next one takes fewer
-MAX_SHARE: Final = 128  # pieces of lines in one turn, of all connections together
+MAX_SHARE: Final = 128  # asking frames in one turn, of all connections together
 TURN_BYTES: Final = MIB  # that a turn takes, of all connections together
 FRAME_BYTES: Final = 4 * KIB  # that each frame counts for besides: small ones cost as much
 PIECE_BYTES: Final = 64 * KIB  # that it takes of one connection before it looks at the next
@@ -45,7 +45,7 @@ class Shares:
         self._bytes: dict[Connection, int] = {}  # of those lines
         self._paused: set[Connection] = set()  # of these, those that are not read from
         self._gone: set[Connection] = set()  # of these, those that are closed
-        self._share = MAX_SHARE  # pieces of lines in the next turn
+        self._share = MAX_SHARE  # asking frames in the next turn
         self._come_bytes = 0  # for this turn, without what waits
         self.stalled = False  # all that wait have replies to read first
         self.taken: list[Received | Closed] = []  # in the last turn
@@ -98,7 +98,7 @@ class Shares:
                 left_bytes -= len(frame) + FRAME_BYTES
                 taken.append(Received(connection=connection.number, frame=frame))
                 yield taken[-1]
-            left -= 1
+            left -= frame[4] in ASKING
             if connection not in self._lines:
                 if connection in self._gone:
                     self._gone.discard(connection)
