@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+BROKER := $(VENV)/.broker
 STAMP := $(VENV)/.ready
 SOAK ?= 10m
 MAKEFLAGS += -j2
@@ -17,24 +18,34 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): constraints.txt pyproject.toml setup.py $(wildcard src/postroad/kernel/*.pyx src/postroad/kernel/*.px[id])
+KERNEL := setup.py $(wildcard src/postroad/kernel/*.pyx src/postroad/kernel/*.px[id])
+
+# What a broker and its clients need.
+$(BROKER): constraints-broker.txt pyproject.toml $(KERNEL)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: apt-get install python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "installing python3-venv"; apt-get update -qq && apt-get install -y -qq python3-venv; }
 	@command -v cc >/dev/null || { echo "installing a C compiler for the kernel"; apt-get update -qq && apt-get install -y -qq gcc libc6-dev || echo "no C compiler: the slower reference kernel will be used"; }
 	@echo "making $(VENV) with $(PYTHON)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the Python packages it needs, Spark among them (a minute or two)"
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --require-hashes -r constraints.txt
+	@echo "installing the Python packages that a broker needs"
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --require-hashes -r constraints-broker.txt
 	@echo "compiling the kernel"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true  # where Python may not write bytecode, every start would compile
+	@touch $(BROKER)
+
+# What tests, the pipeline and the labs need besides.
+$(STAMP): constraints.txt $(BROKER)
+	@echo "installing all other Python packages, Spark among them (a minute or two)"
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(STAMP)
 
-up: setup
+up: $(BROKER)
 	$(BIN)/postroad up
 
-demo: setup
+demo: $(BROKER)
 	$(BIN)/postroad demo
 
 lint: setup

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UsageError,
     )
-    from postroad.events import Event, EventBatch, Gap
+    from postroad.events import Event, EventBatch, Gap, GapError
     from postroad.ids import MessageId
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ __all__ = [
     "EventBatch",
     "FullError",
     "Gap",
+    "GapError",
     "Message",
     "MessageId",
     "PeerError",
@@ -84,6 +85,7 @@ _HOME = {
     "Event": "postroad.events",
     "EventBatch": "postroad.events",
     "Gap": "postroad.events",
+    "GapError": "postroad.events",
     "MessageId": "postroad.ids",
 }
 

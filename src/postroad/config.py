@@ -22,6 +22,7 @@ from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
 DEFAULT_PORT = 7420
 DEFAULT_METRICS_PORT = 7421
+DEFAULT_NODE_PORT = 7419  # of discovery nodes
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_DATA = "postroad-data"
 
@@ -63,6 +64,7 @@ class NodeConfig:
     data: Path | None = None  # None: the default folder
     metrics: str | None = None  # None: the default address, or any free port when it is taken; "off": none
     log: str = "info"
+    log_format: str = "text"  # or "json"
     max_connections: int = 0  # 0: what the limit on open files leaves
     tls: TlsConfig = field(default_factory=TlsConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)

@@ -137,10 +137,10 @@ def shorten(text: str, limit: int) -> str:
 
 
 def _tree(kind: type[PostroadError]) -> dict[str, type[PostroadError]]:
-    found: dict[str, type[PostroadError]] = {}
+    kinds: dict[str, type[PostroadError]] = {}
     for child in kind.__subclasses__():
-        found |= _tree(child)
-    return found | {kind.code: kind}  # a child without a code of its own travels as this
+        kinds |= _tree(child)
+    return kinds | {kind.code: kind}  # a child without a code of its own travels as this
 
 
 def from_wire(code: str, message: str) -> PostroadError:

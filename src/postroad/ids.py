@@ -82,10 +82,10 @@ class MessageId(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        found = _TEXT.fullmatch(text.strip().lower())
-        if found is None:
+        match = _TEXT.fullmatch(text.strip().lower())
+        if match is None:
             raise UsageError(f"{text!r} is not a message id such as 0000002a-00000007-0193c1d2e3f4-0001")
-        return cls(int(found[1], 16), int(found[2], 16), int(found[3], 16), int(found[4], 16))
+        return cls(int(match[1], 16), int(match[2], 16), int(match[3], 16), int(match[4], 16))
 
 
 def session_from(drawn: bytes) -> bytes:
@@ -203,10 +203,10 @@ def pubend_text(pubend: int) -> str:
 
 
 def parse_pubend(text: str) -> PubendId:
-    found = re.fullmatch(r"([0-9a-f]{8})-([0-9a-f]{8})", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9a-f]{8})-([0-9a-f]{8})", text)
+    if match is None:
         raise UsageError(f"{text!r} is not a pubend such as 00000007-00000000")
-    return pubend_id(int(found[1], 16), int(found[2], 16))
+    return pubend_id(int(match[1], 16), int(match[2], 16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

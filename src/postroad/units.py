@@ -32,10 +32,10 @@ _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def _quantity(text: str, scale: dict[str, int], example: str) -> int:
-    found = _QUANTITY.fullmatch(text)
-    if found is None or found[2].lower() not in scale:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2].lower() not in scale:
         raise UsageError(f"{text!r} is not a quantity such as {example}")
-    value = float(found[1]) * scale[found[2].lower()]
+    value = float(match[1]) * scale[match[2].lower()]
     if not math.isfinite(value):
         raise UsageError(f"{text[:20]}... is too large a quantity")
     return round(value)

@@ -29,7 +29,8 @@ from postroad.wire.frames import DEFAULT_LIMITS
 
 
 class Node:
-    """A broker behind real sockets, whose datagrams pass a proxy if it is given a loss."""
+    """A broker behind real sockets. If it is given a loss, datagrams of those who dial it, and those back to
+    them, pass a proxy."""
 
     def __init__(self, number: int, dial: tuple[str, ...], loss: float | None) -> None:
         self.listener, self.datagrams = bind_both("127.0.0.1:0")
@@ -98,27 +99,52 @@ async def _collect(events: Subscription, count: int, given_up: int = 0) -> list[
     return got
 
 
-async def _publish(client: Client, count: int, together: int = 20) -> None:
-    for number in range(count):
+async def _publish(client: Client, count: int, together: int = 20, *, first: int = 0) -> None:
+    for number in range(first, first + count):
         kind = "x" if number % 2 else "y"
         await client.publish("orders/eu", str(number), {"kind": kind, "n": number}, mode="best-effort")
         if number % together == 0:
             await asyncio.sleep(0.01)
 
 
-async def _repaired(loss: float, count: int, given_up: int) -> None:
+async def _publish_in_bad_weather(client: Client, count: int, nodes: list[Node]) -> None:
+    """A quarter of it while half of the datagrams are lost, and a quarter while all of them are."""
+    proxies = [node.proxy for node in nodes if node.proxy is not None]
+    usual, quarter = proxies[0].loss, count // 4
+    await _publish(client, 2 * quarter)
+    for at, loss in ((2, 0.5), (3, 1.0)):
+        for proxy in proxies:
+            proxy.loss = loss
+        await _publish(client, quarter, first=at * quarter)
+        await asyncio.sleep(1.0 if loss < 1 else 2.0)
+    for proxy in proxies:
+        proxy.loss = usual
+
+
+async def _repaired(loss: float, count: int, given_up: int, *, weather: bool) -> None:
+    """With `weather` there is a burst of losses and a cut of two seconds, and the publisher starts anew. Each
+    event comes once."""
     async with line(loss, loss) as nodes, contextlib.AsyncExitStack() as stack:
-        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        publisher = await postroad.connect(nodes[0].address)
         reader = await stack.enter_async_context(postroad.connect(nodes[1].address))
         events = await stack.enter_async_context(reader.subscribe("orders/#", "kind = 'x'", repair=True))
         await until(lambda: nodes[0].figure("best_effort_paths") >= 1)
         await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
         await _publish(publisher, 1)
         await until(lambda: nodes[0].figure("best_effort_paths") >= 2)
-        publishing = asyncio.create_task(_publish(publisher, count))
+        load = _publish_in_bad_weather(publisher, count, nodes) if weather else _publish(publisher, count)
+        publishing = asyncio.create_task(load)
         async with asyncio.timeout(60):
             got = await _collect(events, count // 2, given_up=given_up)
         await publishing
+        await publisher.close()
+        if weather:
+            anew = await stack.enter_async_context(postroad.connect(nodes[0].address))
+            publishing = asyncio.create_task(_publish(anew, 100, first=count))
+            async with asyncio.timeout(60):
+                got += await _collect(events, 50)
+            await publishing
+            count += 100
         assert len(set(got)) == len(got) >= count // 2 - given_up, "each once, and as good as none missing"
         assert set(map(int, got)) <= set(range(1, count, 2))
         assert sum(node.proxy.dropped for node in nodes if node.proxy is not None) > 0
@@ -126,22 +152,32 @@ async def _repaired(loss: float, count: int, given_up: int) -> None:
         assert figures["recovered"] > 0
         assert figures["missing"] == 0
         assert nodes[1].figure("best_effort_received_total") > 0
-        assert (await reader.request("status"))["best_effort"]["delivered"] > 0
+        status = await reader.request("status")
+        assert status["best_effort"]["delivered"] > 0
+        await until(lambda: nodes[1].figure("repair_recovered") == events.repair["recovered"])
+        (row,) = (await reader.request("status"))["repair"]
+        shown = ("losses_detected", "recovered", "duplicates_suppressed", "cache_messages")
+        assert {name: row[name] for name in shown} == {name: events.repair[name] for name in shown}
+        assert row["recovery_ms"] > 0
+        assert nodes[1].figure("repair_requests") == row["requests"] > 0
+        assert nodes[0].figure("repair_subscriptions") == 0, "each broker shows its own clients"
 
 
-@pytest.mark.parametrize(("loss", "count", "given_up"), [(0.01, 1_000, 0), (0.1, 400, 32)])
-def test_what_is_lost_is_repaired(loss: float, count: int, given_up: int) -> None:
+@pytest.mark.parametrize(
+    ("loss", "count", "given_up", "weather"), [(0.01, 1_000, 0, True), (0.1, 400, 32, False)]
+)
+def test_what_is_lost_is_repaired(loss: float, count: int, given_up: int, weather: bool) -> None:
     """At 10% on each of four ways all tries for one summary may be lost: a Gap tells of its events."""
-    run(_repaired(loss, count, given_up))
+    run(_repaired(loss, count, given_up, weather=weather))
 
 
 async def _traced(count: int) -> None:
-    async with line(None, 0.2) as nodes, contextlib.AsyncExitStack() as stack:
-        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
-        reader = await stack.enter_async_context(postroad.connect(nodes[1].address, name="reader"))
+    async with line(0.2, None) as nodes, contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(postroad.connect(nodes[1].address))
+        reader = await stack.enter_async_context(postroad.connect(nodes[0].address, name="reader"))
         events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True))
-        await until(lambda: nodes[0].figure("best_effort_paths") >= 1)
-        await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
+        await until(lambda: nodes[1].figure("best_effort_paths") >= 1)
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 2)
         ids = []
         for number in range(count):
             receipt = await publisher.publish("orders/eu", str(number), {"n": number}, mode="best-effort")
@@ -154,19 +190,19 @@ async def _traced(count: int) -> None:
         on_the_link = at_the_end = repaired = 0
         for identity in ids:
             trail = await publisher.trace(identity)
-            assert (trail.origin, trail.verdict) == ("b1", "complete")
+            assert (trail.origin, trail.verdict) == ("b2", "complete")
             if not trail.receivers:
                 assert events.repair["given_up"] > 0
                 continue
             (receiver,) = trail.receivers
-            assert (receiver.subscriber.split("#")[0], receiver.broker) == ("reader", "b2")
-            came = [step.broker for step in trail.route] == ["b1", "b2"]
+            assert (receiver.subscriber.split("#")[0], receiver.broker) == ("reader", "b1")
+            came = [step.broker for step in trail.route] == ["b2", "b1"]
             lost = [(loss.source, loss.target.split("#")[0]) for loss in trail.lost]
             if not came:
-                assert (lost, receiver.repair) == ([("b1", "b2")], True), "lost on the link, and repaired"
+                assert (lost, receiver.repair) == ([("b2", "b1")], True), "lost on the link, and repaired"
                 on_the_link += 1
             elif receiver.repair:
-                assert lost == [("b2", "reader")]
+                assert lost == [("b1", "reader")]
                 at_the_end += 1
             else:
                 assert lost == []
@@ -184,23 +220,31 @@ def test_a_trace_shows_where_an_event_was_lost_and_who_got_a_repair() -> None:
 async def _by_records(loss: float, count: int) -> None:
     """The paper's way: records on events, requests among receivers. A cache beside the publisher's broker has
     what the others miss; another one, in another scope, hears nothing of it."""
-    async with line(None, loss) as nodes, contextlib.AsyncExitStack() as stack:
+    async with line(loss, None) as nodes, contextlib.AsyncExitStack() as stack:
 
         async def client(node: Node, scope: str = "eu") -> Client:
             found = await stack.enter_async_context(postroad.connect(node.address))
             found.repair_by("records", scope=scope)
             return found
 
-        near, far = await client(nodes[0]), await client(nodes[0], "us")
+        near, far = await client(nodes[1]), await client(nodes[1], "us")
         kept = await stack.enter_async_context(near._caching("orders/#", "", 1_000))
         unasked = await stack.enter_async_context(far._caching("orders/#", "", 1_000))
-        reader, publisher = await client(nodes[1]), await client(nodes[0])
+        reader, publisher = await client(nodes[0]), await client(nodes[1])
         events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True))
-        await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
-        # Each in a datagram of its own: a record tells nothing of what is lost with all it would be told by.
-        publishing = asyncio.create_task(_publish(publisher, count, together=1))
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 2)
+        # The first one comes: what is before it is not missed.
+        proxy = nodes[0].proxy
+        assert proxy is not None
+        proxy.loss = 0.0
+        await _publish(publisher, 1)
         async with asyncio.timeout(60):
-            got = await _collect(events, count, given_up=round(count * loss / 4))
+            got = await _collect(events, 1)
+        proxy.loss = loss
+        # Each in a datagram of its own: a record tells nothing of what is lost with all it would be told by.
+        publishing = asyncio.create_task(_publish(publisher, count - 1, together=1, first=1))
+        async with asyncio.timeout(60):
+            got += await _collect(events, count - 1, given_up=round(count * loss / 4))
         await publishing
         assert len(set(got)) == len(got), "each once"
         figures = events.repair

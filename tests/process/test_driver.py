@@ -18,6 +18,7 @@ from postroad.net.listen import bind_listener, bind_metrics
 from postroad.net.server import EXIT_BUG, Server
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
+from postroad.seam.levels import Level
 from postroad.units import MIB
 from postroad.wire.frames import Kind, Ping, Pong, Refuse, Splitter, decode, encode
 
@@ -362,6 +363,7 @@ def test_http_says_when_it_is_not_ready_and_bounds_what_it_reads() -> None:
         http = HttpServer(
             figures=lambda: {"events_in_total": 3, "links": 2},
             delays=lambda: [turns],
+            levels=lambda: [Level("lag", "How far.", {"subscription": "a"}, 2.0)],
             ready=lambda: ready[0],
             about={"name": "b1"},
         )
@@ -383,6 +385,8 @@ def test_http_says_when_it_is_not_ready_and_bounds_what_it_reads() -> None:
         assert 'postroad_turn_seconds_bucket{kind="all",le="3"} 4.0\n' in metrics
         assert 'postroad_turn_seconds_count{kind="all"} 5.0\n' in metrics
         assert 'postroad_turn_seconds_sum{kind="all"} 92.000201\n' in metrics
+        assert "# HELP postroad_lag How far.\n# TYPE postroad_lag gauge\n" in metrics
+        assert 'postroad_lag{subscription="a"} 2.0\n' in metrics
         http.close()
 
     run(test())

@@ -65,9 +65,12 @@ def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch:
     ]
     for row in rows[:4]:
         assert row["rows_per_s"] > 0
+        assert row["cpu_us_per_row"] > 0
     for row in rows[4:8]:
+        assert row["cpu_us_per_id"] > 0
         assert row["ids_per_s_per_core"] > 0
         assert row["shuffled_bytes_per_id"] > 0
         assert row["stored_bytes_per_id"] > 0
+    assert rows[3]["stored_bytes_per_row"] > 0
     assert rows[-1]["ids_times"] == 10
     assert len(aims(rows)) == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -157,6 +158,36 @@ def test_what_was_decided_is_carried_out_once(tmp_path: Path) -> None:
     Ledger(tables).write(msgspec.structs.replace(decided, until="rubbish"))
     with pytest.raises(StorageError, match="does not tell how far landing is"):
         landed_until(tables)
+
+
+def test_what_is_not_there_is_not_landed(tmp_path: Path) -> None:
+    """P4, P10: executors on other machines have a folder of their own under the lake's name, or the lake was
+    removed or put back: nothing is decided that cannot be carried out, and no lake is made in its place."""
+    tables = Tables(tmp_path / "lake")
+    ledger = Ledger(tables)
+    begin(ledger, "d")
+    files = write_rows(tables.store, "events", [rows.events([event(0)])])
+    listed = msgspec.json.encode({"events": files}).decode()
+    batch = Progress(feed="events", subscription="d", batch=1, files=listed)
+    written = tmp_path / "lake" / "events" / files[0].path
+    written.rename(tmp_path / "elsewhere")
+    for act in (lambda: ledger.write(batch), lambda: tables.commit("events", files)):
+        with pytest.raises(StorageError, match=r"has no date=.*the same for this process and for executors"):
+            act()
+    assert Ledger(tables).rows["events"].batch == 0
+    assert not (tmp_path / "lake" / "events" / "_delta_log").exists()
+    (tmp_path / "elsewhere").rename(written)
+    shutil.copytree(tmp_path / "lake", tmp_path / "copy")
+    ledger.write(batch)
+    (tmp_path / "lake").rename(tmp_path / "aside")
+    later = msgspec.structs.replace(batch, batch=2, files="{}")
+    with pytest.raises(StorageError, match=r"the lake at .* is gone"):
+        ledger.write(later)
+    assert not (tmp_path / "lake").exists()
+    (tmp_path / "copy").rename(tmp_path / "lake")
+    with pytest.raises(StorageError, match="or an older one is in its place"):
+        ledger.write(later)
+    assert Ledger(tables).rows["events"].batch == 0
 
 
 def test_what_killed_writers_left_is_removed_in_time(spark: SparkSession, tmp_path: Path) -> None:

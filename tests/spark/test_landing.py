@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pyarrow as pa
@@ -24,6 +27,7 @@ from postroad.spark.audit_modes import QUEUE_KINDS
 from postroad.spark.lake import landing, rows
 from postroad.spark.lake.compact import compact
 from postroad.spark.lake.landing import _Feed, _mapped, _Maps, land, unlanded_history
+from postroad.spark.lake.ledger import Ledger, Progress
 from postroad.spark.lake.tables import Lake
 from postroad.spark.plan_repair import observe_losses
 from postroad.spark.report import collect, write_report
@@ -144,14 +148,6 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
     assert "1 inboxes, no fault found" in good
     assert "b1 → b2" in good
 
-    lost = delivered.select("id", "tick").orderBy("tick").collect()[50].id
-    rest = lake.read("deliveries").filter(f"NOT (id <=> '{lost}')")
-    lake.commit("deliveries", lake.write("deliveries", rest, "harmed"), removed=lake.files("deliveries"))
-    found = audit(lake, subscribed)
-    assert [(fault["kind"], fault["id"]) for fault in as_rows(found.faults)] == [("missing", lost)]
-    write_report(tmp_path / "bad.html", collect(lake, found, late_us=10_000_000))
-    assert lost in (tmp_path / "bad.html").read_text()
-
 
 def test_what_was_released_too_early_is_told(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
     """P1, P4: each event is in the lake, or a gap of landing's own subscription covers it; where that is in
@@ -248,6 +244,15 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
     finally:
         driver.end()
     assert landed(lake) == list(range(80))
+    driver = Driver(tmp_path / "once.log", "postroad", *words, "--once")
+    try:
+        says("landing ...")
+        driver.interrupt()
+        with pytest.raises(AssertionError, match="exit code 130"):
+            driver.finish()
+        assert "Traceback" not in driver.log.read_text()
+    finally:
+        driver.end()
 
 
 def test_a_feed_that_fails_leaves_the_other_to_it(
@@ -285,6 +290,92 @@ def test_a_feed_that_fails_leaves_the_other_to_it(
     assert len(lines) == 1
     land(lake, broker.address, once=True)
     assert landed(lake) == list(range(30))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that every user of the machine can reach, unlike pytest's own."""
+    with TemporaryDirectory(prefix="postroad-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+class Broken:
+    """A lake whose folder is taken from under a landing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._aside = folder.with_name("aside")
+        self._user = os.geteuid()
+
+    def forbid(self) -> None:
+        """Nobody may write there; and the process is not root's any more, who may."""
+        for place in (self._folder, *self._folder.rglob("*/")):
+            place.chmod(0o555)
+        if self._user == 0:
+            os.seteuid(65534)
+
+    def remove(self) -> None:
+        self._folder.rename(self._aside)
+
+    def unmount(self) -> None:
+        """The disk it is on: an empty folder stays."""
+        self.remove()
+        self._folder.mkdir()
+
+    def mend(self) -> None:
+        """As it was; nothing may have been put in its place."""
+        os.seteuid(self._user)
+        if self._aside.exists():
+            if self._folder.exists():
+                self._folder.rmdir()
+            self._aside.rename(self._folder)
+        for place in (self._folder, *self._folder.rglob("*/")):
+            place.chmod(0o755)
+
+
+def test_a_folder_that_goes_away_in_mid_commit(
+    spark: SparkSession, brokers: Brokers, tmp_path: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P4, P11: between the files of a batch and its decision, or between that and its commits. One line, no
+    second lake where the first was, and brokers are not told that anything was landed; when the folder is
+    back the next landing has each event once."""
+    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
+    folder = open_folder / "lake"
+    lake, broken = Lake(spark, folder), Broken(folder)
+    land(lake, broker.address, once=True)
+    write = Ledger.write
+    # What is done, whether the batch is decided by then, what is said of it; and what was landed before it.
+    faults: list[tuple[Callable[[], None], bool, str, int]] = [
+        (broken.forbid, False, "Permission denied", 0),
+        (broken.forbid, True, "Permission denied", 0),
+        (broken.unmount, False, "is gone", 20),
+        (broken.remove, True, "the folder is gone", 20),
+    ]
+    for number, (harm, decided, reason, before) in enumerate(faults):
+        publish(broker.address, range(10 * number, 10 * number + 10))
+
+        def harmed(
+            ledger: Ledger, *changed: Progress, harm: Callable[[], None] = harm, decided: bool = decided
+        ) -> None:
+            events = any(progress.feed == "events" and progress.pending() for progress in changed)
+            if events and not decided:
+                harm()
+            write(ledger, *changed)
+            if events and decided:
+                harm()
+
+        monkeypatch.setattr(Ledger, "write", harmed)
+        try:
+            with pytest.raises(postroad.StorageError, match=reason) as told:
+                land(lake, broker.address, once=True)
+        finally:
+            broken.mend()
+        assert "\n" not in str(told.value)
+        assert landed(lake) == list(range(before))
+    monkeypatch.setattr(Ledger, "write", write)
+    land(lake, broker.address, once=True)
+    assert landed(lake) == list(range(40))
 
 
 def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

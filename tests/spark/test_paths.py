@@ -51,7 +51,7 @@ def test_bulk_is_live_is_true(
         **(COARSE if shape == "coarse" else FINE),
     )
     world = World(seed, config, brokers, extra=2)
-    world.happen(40, faults=faults)
+    world.happen(40, faults=faults, best_effort=0.3)
     world.stop()
     ids = [*world.truth, *unknown(world)]
     live = [as_row(result) for result in world.live(*ids)]
@@ -63,7 +63,7 @@ def test_bulk_is_live_is_true(
         row = found[str(MessageId.from_bytes(identity))]
         if faults and identity in world.late:
             continue
-        whole = world.whole(identity)
+        known = whole = world.whole(identity)
         assert faults or len(whole) == len(world.brokers)
         if row["verdict"] == "complete":
             whole = set(world.brokers)
@@ -72,8 +72,22 @@ def test_bulk_is_live_is_true(
             (f"b{broker}", f"b{source}") for broker, source in edges if broker in whole
         }
         assert {(one["subscriber"], one["broker"]) for one in row["receivers"]} >= {
-            (name, f"b{broker}") for name, broker in got if broker in whole
+            (name, f"b{broker}")
+            for name, broker in got
+            if broker in (known if identity in world.best_effort else whole)  # a repair is on no way
         }
+
+
+def test_a_bulk_trace_shows_where_an_event_was_lost_and_who_got_a_repair() -> None:
+    world = World(3, TrackingConfig(**FINE), 4, extra=0)
+    world.happen(150, faults=False, best_effort=1.0)
+    world.stop()
+    rows = agreed(world, *world.truth)
+    to = [loss["to"] for row in rows for loss in row["lost"]]
+    assert sum(name.startswith("b") for name in to) > 20, "on links between brokers"
+    assert sum(name.startswith("s") for name in to) > 20, "on the last step"
+    assert sum(one["repair"] for row in rows for one in row["receivers"]) > 40
+    assert any(row["receivers"] and not row["lost"] for row in rows)
 
 
 def sent(world: World, origin: int, target: int, who: Sequence[str], *, time_ms: int | None = None) -> bytes:

@@ -92,6 +92,7 @@ def test_trace_plan_and_compact(
 
 
 def test_audit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P7: the page tells of every fault that was planted."""
     traffic = Traffic(3)
     traffic.plant()
     traffic.expected_reordered()
@@ -106,9 +107,16 @@ def test_audit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtur
     words = ("--subscriptions", tmp_path / "subs", "--report", report)
     code, text, _ = run(capsys, "audit", "--lake", lake, *words, "--json")
     assert code == 0
-    totals = json.loads(text)["totals"]
-    assert totals["missing"] == sum(kind == "missing" for kind, _, _ in traffic.planted) > 0
-    assert report.read_text().startswith("<!doctype html>")
+    answer = json.loads(text)
+    assert answer["totals"]["missing"] == sum(kind == "missing" for kind, _, _ in traffic.planted) > 0
+    page = report.read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.count("<svg") == 6
+    assert all(identity in page for _, _, identity in traffic.planted)
+    names = [row["subscriber"] for row in answer["subscriptions"]]
+    assert all(name in page for name in (*names, "b1", "b4", "99 %"))
+    outside = re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)[^\"']+", page)
+    assert outside == [], "the page needs nothing from elsewhere"
 
 
 def test_sweep(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +128,7 @@ def test_sweep(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtur
         "--seeds",
         2,
         "--minutes",
-        "0.1",
+        "0.05",
         "--brokers",
         "1,2",
         "--out",
@@ -131,7 +139,7 @@ def test_sweep(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert answer["runs"] == 4
     rows = pq.read_table(tmp_path / "out").to_pylist()
     found = {(row["brokers"], row["seed"]): (row["digest"], row["published"], row["rule"]) for row in rows}
-    outcomes = [Scenario(seed=seed, minutes=0.1, brokers=count).run() for count in (1, 2) for seed in (1, 2)]
+    outcomes = [Scenario(seed=seed, minutes=0.05, brokers=count).run() for count in (1, 2) for seed in (1, 2)]
     assert found == {(one.brokers, one.seed): (one.digest, one.published, one.rule) for one in outcomes}
     broken = [one.seed for one in outcomes if one.rule]
     assert sorted(one["seed"] for one in answer["broken"]) == sorted(broken)

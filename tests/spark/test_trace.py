@@ -78,6 +78,7 @@ def test_bulk_trace_is_the_live_trace(
     config = TrackingConfig(strategy=strategy, persist_us=2_000_000, **shape)
     world = World(11, config, 5, extra=2)
     world.happen(120)
+    world.happen(30, faults=False, best_effort=1.0)
     world.stop()
     ids = [*world.truth, *unknown(world)]
     lake = lake_of(spark, tmp_path / "lake", world)
@@ -89,6 +90,8 @@ def test_bulk_trace_is_the_live_trace(
     assert any(map(passes_silence, live))
     assert sum(bool(row["route"]) for row in live) > 50  # else there was little to compare
     assert sum(row["verdict"] == "complete" for row in live) > 50
+    assert any(row["lost"] for row in live)
+    assert any(one["repair"] for row in live for one in row["receivers"])
 
 
 def test_ids_from_parquet_and_bad_input(spark: SparkSession, tmp_path: Path) -> None:

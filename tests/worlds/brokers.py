@@ -94,6 +94,7 @@ class Net:
 
     def __init__(self, count: int, links: list[tuple[int, int]] = []) -> None:  # noqa: B006
         self.now_us = 1_700_000_000 * SECOND_US
+        self.ahead_us: dict[int, int] = {}  # broker -> by how much its clock is ahead
         self.boots = [0] * count
         self.brokers: list[Broker | None] = [None] * count
         self.ends: dict[
@@ -117,7 +118,10 @@ class Net:
             starts=self.boots[at],
         )
         draw = random.Random(at).randrange
-        self.brokers[at] = Broker(BrokerConfig(), identity, draw=draw, now_us=self.now_us)
+        self.brokers[at] = Broker(BrokerConfig(), identity, draw=draw, now_us=self.clock(at))
+
+    def clock(self, at: int) -> int:
+        return self.now_us + self.ahead_us.get(at, 0)
 
     def kill(self, at: int) -> None:
         self.brokers[at] = None
@@ -157,7 +161,7 @@ class Net:
             broker = self.brokers[at]
             if broker is not None:
                 self.now_us += 10
-                self.perform(at, broker.handle(inputs, self.now_us))
+                self.perform(at, broker.handle(inputs, self.clock(at)))
                 broker.check()
         self.running = False
 
@@ -182,7 +186,7 @@ class Net:
         for _ in range(round(seconds * 10)):
             self.now_us += SECOND_US // 10
             for at, broker in enumerate(self.brokers):
-                if broker is not None and broker.next_deadline() <= self.now_us:
+                if broker is not None and broker.next_deadline() <= self.clock(at):
                     self.give(at, [])
 
 

@@ -150,7 +150,7 @@ class DurableNet(Net):
         )
         draw = random.Random(at).randrange
         self.brokers[at] = Broker(
-            self.config, identity, draw=draw, now_us=self.now_us, stored=self.disks[at].stored()
+            self.config, identity, draw=draw, now_us=self.clock(at), stored=self.disks[at].stored()
         )
         self.give(at, [])
 

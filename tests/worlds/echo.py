@@ -10,6 +10,7 @@ from postroad.delays import Delays
 from postroad.seam.datagrams import Datagram, Endpoint, JoinGroup, SendTo
 from postroad.seam.effects import Effect, Send
 from postroad.seam.inputs import Input, Received
+from postroad.seam.levels import Level
 from postroad.wire.datagrams import DATAGRAM_PREFIX_BYTES, datagram_kind, pack
 
 ASK, ANSWER = 1, 2  # kinds of datagrams
@@ -40,6 +41,9 @@ class EchoNode:
 
     def metrics(self) -> dict[str, int | float]:
         return {"turns_total": len(self.turns)}
+
+    def levels(self, _now_us: int) -> list[Level]:
+        return []
 
     def delays(self) -> list[Delays]:
         return []

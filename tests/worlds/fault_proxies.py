@@ -1,9 +1,16 @@
-"""A proxy that breaks the network between processes."""
+"""A proxy that breaks the network between processes.
+
+As a program, `python -m tests.worlds.fault_proxies HOST:PORT`, for clients that keep this process busy while
+they wait: it prints its address, and obeys lines `cut_at PATTERN`, `cut_unheard_at PATTERN` and `heal`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -11,7 +18,7 @@ PROXY_S = 30.0
 
 
 class FaultProxy:
-    """A TCP proxy in a thread of its own: cut, stall, delay, throttle, flip bits, heal."""
+    """A TCP proxy in a thread of its own: cut, stall, delay, throttle, flip bits, cut at a request, heal."""
 
     CHUNK = 16_384
 
@@ -26,6 +33,9 @@ class FaultProxy:
         self._draw: random.Random | None = None
         self._flip_every = 0
         self.flipped = 0
+        self._trap: re.Pattern[bytes] | None = None
+        self._unheard = False  # what is in the trap is passed on, and its answer is not
+        self._trapped: object = None  # the connection that is
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.address = ""
@@ -56,9 +66,13 @@ class FaultProxy:
         """One bit of so many bytes, on average, arrives changed."""
         self._draw, self._flip_every = random.Random(seed), every
 
+    def cut_at(self, pattern: bytes, *, unheard: bool = False) -> None:
+        """Cut when a client sends this: before it is passed on, or `unheard`, when it has been answered."""
+        self._trapped, self._unheard, self._trap = None, unheard, re.compile(pattern)
+
     def heal(self) -> None:
         self._delay_s = self._bytes_per_s = 0.0
-        self._draw = None
+        self._draw = self._trap = self._trapped = None
         self._refusing = False
         self._call(self._flowing.set)
 
@@ -91,10 +105,16 @@ class FaultProxy:
         started.set()
         self._loop.run_forever()
         server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0.05))
+        self._loop.run_until_complete(self._end_all())
         self._loop.close()
+
+    async def _end_all(self) -> None:
+        """However busy the machine is: what is left open fails whichever test runs when that is found."""
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports that were aborted close their sockets in the next turn
 
     def _damaged(self, data: bytes) -> bytes:
         if self._draw is None:
@@ -115,8 +135,8 @@ class FaultProxy:
             if not self._refusing:
                 far_reader, far = await asyncio.open_connection(*self._target)
                 pumps = [
-                    asyncio.ensure_future(self._pump(reader, far)),
-                    asyncio.ensure_future(self._pump(far_reader, writer)),
+                    asyncio.ensure_future(self._pump(reader, far, task, sent=True)),
+                    asyncio.ensure_future(self._pump(far_reader, writer, task, sent=False)),
                 ]
                 try:
                     await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -132,12 +152,77 @@ class FaultProxy:
                 if one is not None:
                     one.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _springs(self, data: bytes, connection: object, *, sent: bool) -> bool:
+        """Whether the trap closes before this is passed on."""
+        if self._trap is None or (self._trapped is None and not sent):
+            return False
+        if self._trapped is None and self._trap.search(data):
+            self._trapped = connection
+            return not self._unheard
+        return self._trapped is connection and not sent
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: object, *, sent: bool
+    ) -> None:
         while data := await reader.read(self.CHUNK):
             await self._flowing.wait()
+            if self._springs(data, connection, sent=sent):
+                self._cut()
+                return
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
             if self._bytes_per_s:
                 await asyncio.sleep(len(data) / self._bytes_per_s)
             writer.write(self._damaged(data))
             await writer.drain()
+
+
+class ProxyProcess:
+    """The proxy as a process of its own."""
+
+    def __init__(self, target: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.address = self._answer()
+
+    def cut_at(self, pattern: str, *, unheard: bool = False) -> None:
+        self._obey(f"{'cut_unheard_at' if unheard else 'cut_at'} {pattern}")
+
+    def heal(self) -> None:
+        self._obey("heal")
+
+    def _obey(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        assert self._answer() == line
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().rstrip("\n")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def main(target: str) -> None:
+    proxy = FaultProxy(target)
+    sys.stdout.write(f"{proxy.address}\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        command, _, pattern = line.rstrip("\n").partition(" ")
+        if command == "heal":
+            proxy.heal()
+        else:
+            proxy.cut_at(pattern.encode(), unheard=command == "cut_unheard_at")
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -15,7 +15,7 @@ class LossyProxy:
 
     def __init__(self, target: Address, loss: float, seed: int) -> None:
         self._target = target
-        self._loss = loss
+        self.loss = loss
         self._chance = random.Random(seed)
         self._sides: dict[Address, asyncio.DatagramTransport] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -36,7 +36,7 @@ class LossyProxy:
                 transport.close()
 
     def _loses(self) -> bool:
-        lost = self._chance.random() < self._loss
+        lost = self._chance.random() < self.loss
         self.dropped += lost
         return lost
 

@@ -55,6 +55,8 @@ class BrokerProcess:
             arguments += ["--link", link]
         arguments = ["up", *arguments, *self.extra]
         environment = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "error"}
+        if self.process is not None:  # it ended by itself
+            self.reap()
         with self.log.open("ab") as log:
             if self.program == POSTROAD:
                 self.process = fork_server.start(arguments, log, environment)

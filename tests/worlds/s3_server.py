@@ -44,10 +44,10 @@ class S3Server:
             self._port = free.getsockname()[1]
         self.start()
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         with (self.folder.parent / "s3.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self._program), "--port", f"127.0.0.1:{self._port}", "posix", str(self.folder)],
+                [str(self._program), "--port", self.address, *options, "posix", str(self.folder)],
                 env=os.environ | {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -59,10 +59,18 @@ class S3Server:
             return probe.connect_ex(("127.0.0.1", self._port)) == 0
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
     def environment(self) -> dict[str, str]:
         """What a client needs."""
+        return self.environment_through(self.address)
+
+    def environment_through(self, address: str) -> dict[str, str]:
+        """What a client needs who comes by another address."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_ENDPOINT_URL": f"http://{address}",
             "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,

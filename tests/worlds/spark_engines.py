@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
@@ -182,17 +183,19 @@ class ConnectServer(Engine):
 class Driver:
     """A Python program that drives Spark, in a process group of its own."""
 
-    def __init__(self, log: Path, script: str, *arguments: str) -> None:
+    def __init__(
+        self, log: Path, script: str, *arguments: str, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.log = log
-        settings = log.parent / "conf"
-        settings.mkdir(exist_ok=True)
-        (settings / "spark-defaults.conf").write_text(DEFAULTS)
+        conf = log.parent / "conf"
+        conf.mkdir(exist_ok=True)
+        (conf / "spark-defaults.conf").write_text(DEFAULTS)
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", script, *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment() | {"SPARK_CONF_DIR": str(settings)},
+                env=environment() | {"SPARK_CONF_DIR": str(conf)} | dict(settings or {}),
                 start_new_session=True,
             )
 

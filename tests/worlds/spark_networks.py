@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ class World(Network):
         self.away: set[str] = set()
         self.truth: dict[bytes, Truth] = {}
         self.untracked: dict[int, Untracked] = {}  # brokers that record nothing any more
+        self.best_effort: set[bytes] = set()
         self.late: set[bytes] = set()  # older than the jitter when sent: a crash may lose these unnoticed
         self._tick()
 
@@ -54,7 +56,8 @@ class World(Network):
     def subscribers(broker: int) -> list[str]:
         return [f"s{broker}.{number}" for number in range(5)]
 
-    def happen(self, messages: int, *, faults: bool = True) -> None:
+    def happen(self, messages: int, *, faults: bool = True, best_effort: float = 0.0) -> None:
+        """`best_effort`: the share of messages that may be lost on links, and are repaired."""
         for _ in range(messages):
             roll = self.random.random()
             if roll < 0.06:
@@ -63,7 +66,10 @@ class World(Network):
                 self._restart(self.random.choice(self.brokers))
             self.now_us += self.random.choice((1, 40, 900)) * MILLISECOND_US
             self._tick()
-            self._send()
+            if best_effort and self.random.random() < best_effort:
+                self._send_best_effort()
+            else:
+                self._send()
 
     def _come_and_go(self) -> None:
         broker = self.random.choice(self.brokers)
@@ -138,6 +144,43 @@ class World(Network):
                 self.tracking[broker].delivered(origin, some, identity, self.now_us)
                 got |= {(name, broker) for name in some}
         self.truth[identity] = (origin, edges, got)
+
+    def _send_best_effort(self) -> None:
+        origin = self.random.choice(self.brokers)
+        wanting = self.random.sample(self.brokers, self.random.randint(0, len(self.brokers)))
+        self.serial += 1
+        identity = bytes(MessageId(5, origin, self.now_us // MILLISECOND_US, self.serial % 65536))
+        self.best_effort.add(identity)
+        self.tracking[origin].published(identity, self.now_us)
+        parents = self.parents(origin)
+        came: set[tuple[int, int]] = set()
+        got: set[tuple[str, int]] = set()
+        reached, lost = {origin}, set()
+        for target in wanting:
+            way = [target]
+            while way[-1] != origin:
+                way.append(parents[way[-1]])
+            for here, source in reversed(list(pairwise(way))):
+                if source not in reached or here in reached | lost:
+                    continue
+                self.tracking[source].sent(origin, here, identity, self.now_us)
+                if self.random.random() < 0.3:
+                    lost.add(here)
+                    continue
+                self.tracking[source].forwarded(origin, [here], identity, self.now_us)
+                self.tracking[here].routed(origin, source, identity, self.now_us)
+                reached.add(here)
+                came.add((here, source))
+        for broker in wanting:
+            there = [name for name in self.subscribers(broker) if name not in self.away][:2]
+            if there and broker in reached:
+                self.tracking[broker].delivered(origin, there, identity, self.now_us)
+                got |= {(name, broker) for name in there}
+            for name in there:
+                if broker not in reached or self.random.random() < 0.3:
+                    self.tracking[broker].repaired(name, identity, self.now_us)
+                    got.add((name, broker))
+        self.truth[identity] = (origin, came, got)
 
     def _keep(self, broker: int, effects: list[TrackingEffect]) -> None:
         for effect in effects if broker not in self.untracked else ():

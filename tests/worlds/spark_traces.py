@@ -26,7 +26,7 @@ from postroad.spark.trace.bulk import read_ids, trace
 from postroad.spark.trace.group import Group, Stored, keys_from
 from postroad.spark.trace.paths import trace_group
 from postroad.tracking.attachment_log import decode_changes
-from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.keys import LOG, PUBLISH, REPAIR
 from postroad.tracking.query.verdict import TraceResult
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
@@ -46,9 +46,10 @@ def as_row(result: TraceResult) -> dict[str, Any]:
         "explanation": result.explanation,
         "route": [{"broker": one.broker, "from": one.source, "doubt": one.doubt} for one in result.route],
         "receivers": [
-            {"subscriber": one.subscriber, "broker": one.broker, "doubt": one.doubt}
+            {"subscriber": one.subscriber, "broker": one.broker, "doubt": one.doubt, "repair": one.repair}
             for one in result.receivers
         ],
+        "lost": [{"from": loss.source, "to": loss.target, "doubt": loss.doubt} for loss in result.lost],
         "missing": [{"broker": broker, "why": why} for broker, why in result.missing],
     }
 
@@ -58,7 +59,7 @@ def same(live: dict[str, Any], bulk: dict[str, Any]) -> None:
         assert bulk[name] == live[name], name
     assert (bulk["origin_doubt"] is None) == (live["origin_doubt"] is None)
     assert (bulk["origin_doubt"] or 0.0) == pytest.approx(live["origin_doubt"] or 0.0, rel=1e-6)
-    for name in ("route", "receivers"):
+    for name in ("route", "receivers", "lost"):
         mine, theirs = bulk[name], live[name]
         assert [{**one, "doubt": 0} for one in mine] == [{**one, "doubt": 0} for one in theirs], name
         assert [one["doubt"] for one in mine] == pytest.approx([one["doubt"] for one in theirs], rel=1e-6)
@@ -92,7 +93,7 @@ def expanded(table: pa.Table) -> dict[str, dict[str, Any]]:
 
 
 def belongs(one: Stored, origin: int) -> bool:
-    return one.meta.key.kind in (PUBLISH, LOG) or one.meta.key.origin == origin
+    return one.meta.key.kind in (PUBLISH, REPAIR, LOG) or one.meta.key.origin == origin
 
 
 def unknown(world: World) -> list[bytes]:

@@ -33,8 +33,12 @@ class RawClient:
         hello = Hello(
             version=1, role="client", name=name, token=token, limits=DEFAULT_LIMITS, window=window, time_us=0
         )
-        self.send(hello)
-        self.wait_for(Welcome)
+        try:
+            self.send(hello)
+            self.wait_for(Welcome)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> RawClient:
         return self

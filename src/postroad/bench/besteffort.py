@@ -1,5 +1,5 @@
 """Best effort beside plain mode and beside peers that keep nothing: latency and broker CPU at one steady
-rate.
+rate, then how much arrives when one program publishes as fast as it can.
 
 Ours is driven by its own client, publisher and subscriber in one process, since records and repair are the
 client's work; each mode has the same driver, so these rows compare with each other. The peers, and ours in
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -19,18 +20,24 @@ from postroad.bench import workloads
 from postroad.bench.processes import cpu_seconds
 from postroad.bench.rounds import Case
 from postroad.bench.systems import SYSTEMS, chosen, serving
-from postroad.client.aio import connect
+from postroad.client.aio import Client, connect
 from postroad.client.subscription import Subscription
 from postroad.events import Gap
 
 RATE: Final = 2_000  # events a second, with the load in one process of Python
 STEP_S: Final = 0.005  # events leave in groups of this long
+FULL_S: Final = 1.0  # at full speed
 MODES: Final = {
     "plain, our client": ("plain", ""),
     "best effort, our client": ("best-effort", ""),
     "best effort with repair, our client": ("best-effort", "summaries"),
     "best effort with records, our client": ("best-effort", "records"),
 }
+BEST_EFFORT: Final = replace(
+    SYSTEMS["postroad"],
+    settings="best effort over UDP, defaults",
+    syncs="nothing (best effort keeps nothing and is not acknowledged)",
+)
 
 
 def cases(names: str, seconds: float) -> list[Case]:
@@ -42,7 +49,8 @@ def cases(names: str, seconds: float) -> list[Case]:
     if any(system.name == "postroad" for system in wanted):
         for workload, (mode, way) in MODES.items():
             run = partial(_measure, mode, way, seconds)
-            rows.append(Case(system=SYSTEMS["postroad"], workload=workload, run=run))
+            system = SYSTEMS["postroad"] if mode == "plain" else BEST_EFFORT
+            rows.append(Case(system=system, workload=workload, run=run))
     return rows
 
 
@@ -73,16 +81,31 @@ async def _loaded(address: str, pids: list[int], mode: str, way: str, seconds: f
             await asyncio.sleep(max(0.0, begin + (step + 1) * STEP_S - time.monotonic()))
         used = cpu_seconds(pids) - before
         await asyncio.sleep(3.0 if way else 1.0)
+        figures, arrived = events.repair, len(delays)
+        sent = await _at_full_speed(publisher, mode)
+        at_once = len(delays) - arrived
         reading.cancel()
-        figures = events.repair
+    del delays[arrived:]
     late, published = delays[group * warm :], group * (steps - warm)
     return {
         "p50_us": float(np.percentile(late, 50)),
         "p99_us": float(np.percentile(late, 99)),
         "cpu_us_per_event": used * 1e6 / published,
         "lost": float(group * steps - len(delays)),
-        "recovered": figures.get("recovered", 0.0),
+        "recovered": float(figures.get("recovered", 0.0)),
+        "full_speed_per_s": at_once / FULL_S,
+        "full_speed_arrived": at_once / sent,
     }
+
+
+async def _at_full_speed(publisher: Client, mode: str) -> int:
+    """How many were published. What arrives by the end of the time counts, and no repair."""
+    sent, end = 0, time.monotonic() + FULL_S
+    payload = bytes(workloads.PAYLOAD_BYTES)
+    while time.monotonic() < end:
+        await publisher.publish("bench/a", payload, {"kind": "x"}, mode=mode)
+        sent += 1
+    return sent
 
 
 async def _read(events: Subscription, delays: list[float]) -> None:

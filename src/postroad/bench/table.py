@@ -33,6 +33,7 @@ FIGURES: Final[dict[str, tuple[str, float, str]]] = {
     "stored_bits_per_key": ("stored bits/message", 1, ".1f"),
     "rows_per_s": ("thousand rows/s", 1e3, ",.0f"),
     "cpu_us_per_row": ("CPU us/row", 1, ".2f"),
+    "stored_bytes_per_row": ("stored bytes/row", 1, ",.1f"),
     "ids_per_s_per_core": ("thousand ids/s per core", 1e3, ",.1f"),
     "cpu_us_per_id": ("CPU us/id", 1, ".2f"),
     "shuffled_bytes_per_id": ("shuffled bytes/id", 1, ",.1f"),

@@ -6,10 +6,9 @@ each child behind which somebody wants it, by the same interest and the same tre
 is no log, no acknowledgement, no order and no second try. Brokers know nothing of repair: its messages are
 such events, too.
 
-Events travel as datagrams where these pass in both directions, which greetings find out: each side says
-every few seconds, in a sealed datagram, whether it hears the other one. Where they do not pass, the same
-frame goes over the connection while that has credit, and is dropped when it has none. A client that wants
-datagrams greets; its address is the one that its sealed datagrams come from, so it may be behind a NAT.
+Events travel as datagrams where these pass in both directions, which greetings find out
+(`links.greetings`). Where they do not pass, the same frame goes over the connection while that has credit,
+and is dropped when it has none. A client that wants datagrams greets.
 
 What comes in is limited per client, because one datagram may become many. What carries no valid code gets no
 answer.
@@ -31,10 +30,11 @@ from postroad.errors import BugError, PeerError
 from postroad.events.batch import MAX_ROWS_BYTES, EventBatch, frame_ids
 from postroad.events.topics import RESERVED
 from postroad.kernel.layout import EVENT_HEADER_BYTES
+from postroad.links.greetings import DatagramPath
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
-from postroad.seam.datagrams import Datagram, Endpoint
+from postroad.seam.datagrams import Datagram
 from postroad.seam.peers import Peer
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
@@ -48,14 +48,10 @@ from postroad.wire.datagrams import (
     GREETING,
     MAX_BEST_EFFORT_BYTES,
     SESSION_BYTES,
-    seal,
     session_of,
-    unseal,
 )
 from postroad.wire.frames import Kind
 
-GREET_US: Final = 5 * SECOND_US
-SILENT_US: Final = 3 * GREET_US  # after this long without a datagram the connection is used again
 MAX_HOPS: Final = 64  # between brokers, where views of the graph differ for a moment
 REPAIR_TOPICS: Final = "$repair/"  # of clients' repair messages, which are not tracked
 COUNTERS: Final = (
@@ -74,16 +70,9 @@ class _Path:
     """The way to one peer."""
 
     peer: Peer
-    endpoint: Endpoint | None  # where its datagrams come from, or should
-    heard_us: int | None = None  # its last datagram
-    hears: bool = False  # it says that ours arrive
-    greet_us: int = 0  # brokers: when it is greeted next
-    allowance: float = 0.0  # clients: bytes it may send now
-    allowed_us: int = 0
-
-    def open(self, now_us: int) -> bool:
-        """Whether datagrams pass, in both directions."""
-        return self.hears and self.heard_us is not None and now_us - self.heard_us < SILENT_US
+    datagrams: DatagramPath
+    allowance: float  # clients: bytes it may send now
+    allowed_us: int
 
 
 class Forwarding:
@@ -127,8 +116,9 @@ class Forwarding:
 
     def _up(self, turn: Turn, peer: Peer) -> None:
         endpoint = (peer.host, peer.datagrams) if peer.host and peer.datagrams else None
-        path = _Path(peer, endpoint, greet_us=turn.now_us)
-        path.allowance, path.allowed_us = float(self._config.client_burst_bytes), turn.now_us
+        dialled = peer.dialled is not None
+        datagrams = DatagramPath(peer.datagram_key, endpoint, dialled=dialled, now_us=turn.now_us)
+        path = _Path(peer, datagrams, float(self._config.client_burst_bytes), turn.now_us)
         self._paths[peer.connection] = path
         if peer.datagram_key:
             self._sessions[peer.datagram_key[:SESSION_BYTES]] = path
@@ -149,36 +139,20 @@ class Forwarding:
     def _opened(self, turn: Turn, datagram: Datagram) -> tuple[_Path, bytes] | None:
         """Whose it is and what is in it; None if it is nobody's."""
         path = self._sessions.get(session_of(datagram.data))
-        body = None
-        if path is not None:
-            peer = path.peer
-            body = unseal(datagram.data, peer.datagram_key, dialled=peer.dialled is None)
+        body = None if path is None else path.datagrams.unseal(datagram, turn.now_us)
         if path is None or body is None:
             self._counters["best_effort_refused_total"] += 1
             return None
-        path.heard_us, path.endpoint = turn.now_us, datagram.source
         return path, body
 
     def _on_greeting(self, turn: Turn, datagram: Datagram) -> None:
-        path = self._sessions.get(session_of(datagram.data))
-        first = path is not None and path.heard_us is None
+        turn.concerns = self
         opened = self._opened(turn, datagram)
-        if opened is None:
-            return
-        path, body = opened
-        path.hears = body == b"\x01"
-        if path.peer.role == "client" or first or not path.hears:  # else it knows that it is heard
-            self._greet(turn, path)
-
-    def _greet(self, turn: Turn, path: _Path) -> None:
-        if path.endpoint is None:
-            return
-        peer = path.peer
-        hears = path.heard_us is not None and turn.now_us - path.heard_us < SILENT_US
-        body = b"\x01" if hears else b"\x00"
-        turn.send_to(path.endpoint, seal(GREETING, peer.datagram_key, body, dialled=peer.dialled is not None))
+        if opened is not None and opened[0].datagrams.greeted(opened[1]):
+            _greet(turn, opened[0].datagrams)
 
     def _on_events(self, turn: Turn, datagram: Datagram) -> None:
+        turn.concerns = self
         opened = self._opened(turn, datagram)
         if opened is None:
             return
@@ -194,6 +168,7 @@ class Forwarding:
 
     def frame(self, turn: Turn, peer: Peer, batch: EventBatch) -> None:
         """A checked frame, however it came. PeerError if this peer may not send it."""
+        turn.concerns = self
         path = self._paths.get(peer.connection)
         if path is None or not batch.count:
             return
@@ -287,11 +262,9 @@ class Forwarding:
 
     def _send(self, turn: Turn, path: _Path | None, frames: list[bytes], count: int) -> bool:
         """Whether it went out."""
-        if path is not None and path.endpoint is not None and path.open(turn.now_us):
-            peer = path.peer
+        if path is not None and path.datagrams.endpoint is not None and path.datagrams.passes(turn.now_us):
             for frame in frames:
-                sealed = seal(BEST_EFFORT, peer.datagram_key, frame, dialled=peer.dialled is not None)
-                turn.send_to(path.endpoint, sealed)
+                turn.send_to(path.datagrams.endpoint, path.datagrams.seal(BEST_EFFORT, frame))
             return True
         if path is not None and self._links.available(path.peer.connection) > 0:
             for frame in frames:
@@ -305,26 +278,25 @@ class Forwarding:
 
     def tick(self, turn: Turn) -> None:
         for path in self._neighbours.values():
-            if turn.now_us >= path.greet_us and path.peer.datagram_key:
-                path.greet_us = turn.now_us + GREET_US
-                self._greet(turn, path)
+            due_us = path.datagrams.next_deadline()
+            if due_us is not None and turn.now_us >= due_us:
+                _greet(turn, path.datagrams)
 
     def next_deadline(self) -> int | None:
-        return min(
-            (path.greet_us for path in self._neighbours.values() if path.peer.datagram_key), default=None
-        )
+        dues = (path.datagrams.next_deadline() for path in self._neighbours.values())
+        return min((due_us for due_us in dues if due_us is not None), default=None)
 
     def metrics(self) -> dict[str, int | float]:
-        return {**self._counters, "best_effort_paths": sum(path.hears for path in self._paths.values())}
+        paths = sum(path.datagrams.heard for path in self._paths.values())
+        return {**self._counters, "best_effort_paths": paths}
 
     def _status(self, now_us: int) -> dict[str, object]:
-        return {
-            "datagrams_with": sorted(path.peer.name for path in self._paths.values() if path.open(now_us)),
-            **{
-                name.removeprefix("best_effort_").removesuffix("_total"): n
-                for name, n in self._counters.items()
-            },
+        open_paths = (path for path in self._paths.values() if path.datagrams.passes(now_us))
+        counts = {
+            name.removeprefix("best_effort_").removesuffix("_total"): count
+            for name, count in self._counters.items()
         }
+        return {"datagrams_with": sorted(path.peer.name for path in open_paths), **counts}
 
     def check(self) -> None:
         if any(path.peer.connection != number for number, path in self._paths.items()):
@@ -332,6 +304,11 @@ class Forwarding:
         known = set(map(id, self._paths.values()))
         if any(id(path) not in known for path in (*self._sessions.values(), *self._neighbours.values())):
             raise BugError("a session or a neighbour is kept that is down")
+
+
+def _greet(turn: Turn, path: DatagramPath) -> None:
+    if path.endpoint is not None:
+        turn.send_to(path.endpoint, path.greeting(turn.now_us))
 
 
 def _tracked(batch: EventBatch) -> bool:

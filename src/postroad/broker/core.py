@@ -24,6 +24,7 @@ from postroad.overlay.topology import MAX_NEIGHBOURS
 from postroad.seam.datagrams import Datagram
 from postroad.seam.effects import Effect
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received, Sample
+from postroad.seam.levels import Level
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply
 from postroad.seam.storage import StorageInput, Stored
@@ -207,6 +208,15 @@ class Broker:
         deadline_us = self._rooms.tracer.next_deadline()
         return self._upkeep_us if deadline_us is None else min(self._upkeep_us, deadline_us)
 
+    def reload(self, config: BrokerConfig, sealer: Sealer | None, now_us: int) -> list[Effect]:
+        """Access rules, tokens and certificates hold from now on as `config` and `sealer` say them; nothing
+        else of `config` is looked at."""
+        turn = Turn(now_us, self._unanswered)
+        self._rooms.links.reload(turn, config.auth, config.links.token)
+        self._rooms.discovery.reload(config.auth, config.discovery.token, sealer)
+        self._stirred = True
+        return turn.effects + self.handle([], now_us)
+
     def shutdown(self, now_us: int) -> list[Effect]:
         """Save what waits for it and say goodbye to everyone."""
         effects = self.handle([], now_us)
@@ -309,8 +319,7 @@ class Broker:
             self._stirred |= batch.durable
             self._rooms.intake.add(peer.connection, batch)
         elif frame_kind(frame) == Kind.BEST_EFFORT:
-            self._stirred = True
-            self._rooms.besteffort.frame(turn, peer, batch)
+            self._handled(turn, partial(self._rooms.besteffort.frame, turn, peer, batch))
             self._rooms.links.consumed(turn, peer.connection, len(frame))
         else:
             self._learned = True
@@ -323,10 +332,10 @@ class Broker:
         handler = self._board.datagrams.get(datagram_kind(datagram.data))
         if handler is None:
             return
-        self._stirred = True
         try:
-            handler(turn, datagram)
+            self._handled(turn, partial(handler, turn, datagram))
         except PeerError:
+            self._stirred, turn.concerns = True, None
             # Its source may be forged: nobody is told, and a log that strangers fill helps nobody.
             self._counters["refused_datagrams_total"] += 1
 
@@ -361,6 +370,9 @@ class Broker:
         for source in self._board.figures:
             figures |= source()
         return figures
+
+    def levels(self, now_us: int) -> list[Level]:
+        return [level for source in self._board.levelled for level in source(now_us)]
 
     def delays(self) -> list[Delays]:
         return [self._rooms.links.round_trips, *self._rooms.routing.delays.values()]

@@ -15,6 +15,7 @@ from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.quotas import Quotas
 from postroad.clients.requests import Requests
+from postroad.clients.roster import Roster
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
 from postroad.config import BrokerConfig, parse_address
@@ -180,7 +181,7 @@ class Rooms:
             tracking=tracking,
             records_forwards=config.tracking.routing != "all",
             confirmed=self._confirmed,
-            held=self._held,
+            followed=self._followed,
             owing=self._owing,
             pull_needed=self.flooding.pull_needed,
             gone=self._retired,
@@ -309,6 +310,7 @@ class Rooms:
             tracking=start.tracking,
             quotas=self.quotas,
         )
+        self.roster = Roster(board, links=self.links, subscriptions=self.subscribing.count)
         self.retiring = Retiring(
             board,
             me=start.identity.number,
@@ -388,8 +390,8 @@ class Rooms:
     def _confirmed(self, turn: Turn, key: SubscriptionKey, missing: tuple[str, ...]) -> None:
         self.subscribing.confirmed(turn, key, missing)
 
-    def _held(self, pubend: int) -> bool:
-        return self.releasing.held(pubend)
+    def _followed(self, pubend: int) -> bool:
+        return self.releasing.followed(pubend)
 
     def _owing(self, pubend: int) -> bool:
         return is_history(pubend) and self.history.owing

@@ -19,6 +19,9 @@ import typer
 from postroad.cli import (
     bench,
     cache,
+    certs,
+    clients,
+    context,
     demo,
     discover,
     inbox,
@@ -51,8 +54,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _GROUPS: Final = (
-    *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, discover),
-    *(demo, plan, pipeline, sim, bench, lab),
+    *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, clients, discover),
+    *(context, certs, demo, plan, pipeline, sim, bench, lab),
 )
 for _group in _GROUPS:
     _group.register(app)

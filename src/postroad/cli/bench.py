@@ -157,8 +157,8 @@ def tracking(rounds: Rounds = 15, seconds: Seconds = 3.0, as_json: Json = False)
     with Console(stderr=True).status("starting") as status:
         rows = run(rounds=rounds, seconds=seconds, tell=status.update)
     settings: dict[str, Any] = {"seconds": seconds, "rounds": rounds, **noise(rows)}
-    for aim, measured, bound, met in aims(rows):
-        settings[f"aim: {aim} {bound:.4g}"] = f"{measured:.3g}, {met}"
+    for aim, measured, bound, verdict in aims(rows):
+        settings[f"aim: {aim} {bound:.4g}"] = f"{measured:.3g}, {verdict}"
     _finish("tracking", rows, settings, as_json=as_json)
 
 
@@ -188,8 +188,8 @@ def pipeline(
     with Console(stderr=True).status("starting") as status:
         rows = run(rounds=rounds, events=events, ids=ids, tell=status.update)
     settings: dict[str, Any] = {"rounds": rounds, "events": events, "ids": ids}
-    for aim, measured, bound, met in aims(rows):
-        settings[f"aim: {aim} {bound:.4g}"] = f"{measured:.3g}, {'met' if met else 'missed'}"
+    for aim, measured, bound, reached in aims(rows):
+        settings[f"aim: {aim} {bound:.4g}"] = f"{measured:.3g}, {'met' if reached else 'missed'}"
     _finish("pipeline", rows, settings, as_json=as_json)
 
 

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    JsonOption,
-    ScopeOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import JsonOption, ScopeOption, client_for, connecting
+from postroad.cli.contexts import Options
+from postroad.cli.sub import repair_line
 from postroad.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +23,7 @@ MAX_MESSAGES: Final = 1_000_000
 
 
 def register(app: typer.Typer) -> None:
-    app.command("cache")(cache)
+    app.command("cache")(connecting(cache))
 
 
 def cache(
@@ -42,22 +34,19 @@ def cache(
     ] = 10_000,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
     scope: ScopeOption = "",
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """Keep best-effort events, and send them again to who asks, until it is interrupted.
 
-    Says `caching` on stderr once it does, and at the end what it did.
+    Says `caching` on stderr once it does, and at the end what it did. Meanwhile `postroad status` shows it.
     """
     import uvloop
 
     if not topic:
         raise UsageError("a cache keeps a topic such as orders/#")
-    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client = client_for(connection)
     client.repair_by(scope=scope)
     uvloop.run(_serve(client, topic, where, messages, timeout, as_json=as_json))
 
@@ -82,10 +71,7 @@ async def _serve(
         if as_json:
             print(json.dumps(figures))
         else:
-            print(
-                f"kept {figures['cache_messages']:.0f}, repaired {figures['repairs_sent']:.0f},"
-                f" hit ratio {figures['cache_hit_ratio']:.3f}"
-            )
+            print(repair_line(figures))
 
 
 async def _drop(events: Subscription) -> None:

@@ -239,7 +239,7 @@ async def _traffic(stations: list[Station], traced: Traced, seconds: float | Non
         work.append(_trace(stations, publishers, traced))
         if live:
             work.append(_show(stations, traced))
-        tasks = [asyncio.ensure_future(one) for one in work]
+        tasks = [asyncio.ensure_future(job) for job in work]
         try:
             async with _patience(seconds):
                 await asyncio.gather(*tasks)
@@ -369,9 +369,9 @@ def _view(stations: list[Station], rates: list[_Rates], traced: Traced) -> Rende
 
 
 def _neighbours(stations: list[Station]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {station.name: [] for station in stations}
+    neighbours: dict[str, list[str]] = {station.name: [] for station in stations}
     for station in stations:
         for link in station.links:
-            found[station.name].append(link)
-            found[link].append(station.name)
-    return {name: sorted(links) for name, links in found.items()}
+            neighbours[station.name].append(link)
+            neighbours[link].append(station.name)
+    return {name: sorted(links) for name, links in neighbours.items()}

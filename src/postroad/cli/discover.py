@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,7 +13,10 @@ from postroad.cli.connection import TlsCaOption, TlsCertOption, TlsKeyOption, To
 from postroad.units import MILLISECOND_US, SECOND_US
 
 if TYPE_CHECKING:
-    from postroad.discovery.search import Found
+    from postroad.discovery.search import SearchResult
+
+MAX_TIMEOUT_S: Final = 3_600
+MAX_WIDTH: Final = 500  # of a table
 
 BdnOption = Annotated[
     list[str] | None,
@@ -46,11 +50,14 @@ def discover(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Find the nearest and least busy broker: who answered, who was pinged, which one is chosen and why."""
-    from postroad.config import TlsConfig
+    from postroad.config import TlsConfig, format_address
     from postroad.discovery.settings import SearchSettings
+    from postroad.errors import UsageError
     from postroad.net.finding import Where, find, from_environment
     from postroad.net.sealing import load_sealer
 
+    if not 0 < timeout <= MAX_TIMEOUT_S:
+        raise UsageError(f"--timeout {timeout:g}: it is more than 0 and at most {MAX_TIMEOUT_S} seconds")
     where = Where(
         nodes=tuple(bdn or ()),
         interface=interface or "",
@@ -58,66 +65,74 @@ def discover(
         sealer=load_sealer(TlsConfig(certificate=tls_cert or "", key=tls_key or "", ca=tls_ca or "")),
         search=SearchSettings(timeout_us=round(timeout * SECOND_US)),
     )
-    found = asyncio.run(find(from_environment(where)))
+    result = asyncio.run(find(from_environment(where)))
+    for host, port in result.silent_nodes:
+        print(f"postroad: the discovery node {format_address(host, port)} did not answer", file=sys.stderr)
     if as_json:
-        print(json.dumps(as_rows(found)))
+        print(json.dumps(as_rows(result)))
     else:
-        _show(found)
+        _show(result)
 
 
-def as_rows(found: Found) -> dict[str, Any]:
+def as_rows(result: SearchResult) -> dict[str, Any]:
     """What `--json` prints."""
     return {
-        "chosen": found.chosen.response.name,
-        "address": found.chosen.address,
+        "chosen": result.chosen.response.name,
+        "address": result.chosen.address,
+        "why": _why(result),
         "responses": [
             {
-                "broker": one.response.name,
-                "address": one.address,
-                "delay_ms": one.delay_us / MILLISECOND_US,
-                "weight": round(one.weight, 6),
-                "ping_ms": None if one.round_trip_us is None else one.round_trip_us / MILLISECOND_US,
-                "connections": one.response.usage.connections,
-                "links": one.response.usage.links,
-                "cpu_share": one.response.usage.cpu_share,
-                "memory_free_bytes": one.response.usage.memory_free_bytes,
+                "broker": row.response.name,
+                "address": row.address,
+                "delay_ms": row.delay_us / MILLISECOND_US,
+                "weight": round(row.weight, 6),
+                "ping_ms": None if row.round_trip_us is None else row.round_trip_us / MILLISECOND_US,
+                "pinged": number < result.pinged,
+                "connections": row.response.usage.connections,
+                "links": row.response.usage.links,
+                "cpu_share": row.response.usage.cpu_share,
+                "memory_free_bytes": row.response.usage.memory_free_bytes,
             }
-            for one in found.candidates
+            for number, row in enumerate(result.candidates)
         ],
-        "phases_ms": {name: took / MILLISECOND_US for name, took in found.phases_us.items()},
+        "phases_ms": {name: took / MILLISECOND_US for name, took in result.phases_us.items()},
     }
 
 
-def _show(found: Found) -> None:
+def _show(result: SearchResult) -> None:
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     console = Console(highlight=False)
     table = Table(pad_edge=False, box=None)
     for name in ("broker", "address", "delay ms", "ping ms", "weight", "cpu", "clients", "links"):
         table.add_column(name, justify="left" if name in ("broker", "address") else "right", no_wrap=True)
-    for one in found.candidates:
-        usage = one.response.usage
+    for row in result.candidates:
+        usage = row.response.usage
         table.add_row(
-            one.response.name,
-            one.address,
-            f"{one.delay_us / MILLISECOND_US:.1f}",
-            "-" if one.round_trip_us is None else f"{one.round_trip_us / MILLISECOND_US:.2f}",
-            f"{one.weight:.3f}",
+            row.response.name,
+            row.address,
+            f"{row.delay_us / MILLISECOND_US:.1f}",
+            "-" if row.round_trip_us is None else f"{row.round_trip_us / MILLISECOND_US:.2f}",
+            f"{row.weight:.3f}",
             f"{usage.cpu_share:.0%}",
             str(max(0, usage.connections - usage.links)),
             str(usage.links),
         )
+    options = console.options.update(max_width=MAX_WIDTH)
+    # No column is cut off; a narrow terminal breaks the lines.
+    console.width = max(console.width, Measurement.get(console, options, table).maximum)
     console.print(table)
-    phases = ", ".join(f"{name} {took / MILLISECOND_US:.1f}" for name, took in found.phases_us.items())
-    print(f"chosen: {found.chosen.response.name} at {found.chosen.address}, {_why(found)}")
+    phases = ", ".join(f"{name} {took / MILLISECOND_US:.1f}" for name, took in result.phases_us.items())
+    print(f"chosen: {result.chosen.response.name} at {result.chosen.address}, {_why(result)}")
     print(f"phases in ms: {phases}")
 
 
-def _why(found: Found) -> str:
+def _why(result: SearchResult) -> str:
     from postroad.discovery.selection import is_near
 
-    trips = [one.round_trip_us for one in found.candidates if one.round_trip_us is not None]
+    trips = [row.round_trip_us for row in result.candidates if row.round_trip_us is not None]
     if not trips:
         return "the heaviest: nobody answered a ping"
     near = sum(is_near(trip, min(trips)) for trip in trips)

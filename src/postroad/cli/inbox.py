@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    JsonOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import JsonOption, client_for, connecting
+from postroad.cli.contexts import Options
 from postroad.errors import TakenError, UnavailableError
 
 if TYPE_CHECKING:
@@ -32,7 +24,7 @@ LOOKED_AT: Final = 4_096  # messages of --keep, of which none is settled
 
 
 def register(app: typer.Typer) -> None:
-    app.command("inbox")(inbox)
+    app.command("inbox")(connecting(inbox))
 
 
 def inbox(
@@ -42,11 +34,8 @@ def inbox(
     accept: Annotated[
         bool, typer.Option("--accept/--keep", help="Accept what is printed, or leave it in the inbox.")
     ] = True,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """Print messages as they come, and accept them: source, payload, attributes. Says `receiving` on stderr.
@@ -56,7 +45,7 @@ def inbox(
     """
     import uvloop
 
-    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client = client_for(connection)
     uvloop.run(_receive(client, name, count=count, patience=timeout, accept=accept, as_json=as_json))
 
 

@@ -16,9 +16,11 @@ def list_experiments(
 
     from postroad.lab.experiments import EXPERIMENTS
 
-    for one in EXPERIMENTS.values():
+    for experiment in EXPERIMENTS.values():
         typer.echo(
-            json.dumps({"name": one.name, "about": one.about}) if as_json else f"{one.name}  {one.about}"
+            json.dumps({"name": experiment.name, "about": experiment.about})
+            if as_json
+            else f"{experiment.name}  {experiment.about}"
         )
 
 

@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-)
+from postroad.cli.connection import DEFAULT_BROKER, connecting
+from postroad.cli.contexts import Options
 from postroad.errors import UsageError
 from postroad.units import duration_us, size
 
@@ -77,13 +71,33 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
     from postroad.spark.progress import watched
     from postroad.spark.session import make_session
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is put away
+    pressed = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        logging.disable(logging.CRITICAL)  # Py4J tells at length in which call it was
+        raise KeyboardInterrupt  # so that what was begun is put away
+
+    def note(*_: object) -> None:
+        """A JVM that is left alone while it starts tells at length of that."""
+        if pressed.is_set():  # for the second time
+            interrupt()
+        pressed.set()
+        print("ending as soon as Spark has started", file=sys.stderr, flush=True)
+
+    def listen(heard: Callable[..., None]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, heard)
+
+    listen(note)
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print("starting Spark ...")
     with console.status("starting Spark"):
         spark = make_session(master=master, remote=remote, name=f"postroad {doing}")
+    listen(interrupt)  # in place of Spark's own, which talks to its JVM from within other talk
     try:
+        if pressed.is_set():
+            raise KeyboardInterrupt
         with watched(spark, doing):
             yield spark
     finally:
@@ -101,14 +115,12 @@ def _tell(result: dict[str, Any], text: str, *, as_json: bool) -> None:
     print(json.dumps(result) if as_json else text)
 
 
+@connecting
 def land(
     lake: LakeOption,
     once: Annotated[bool, typer.Option("--once", help="Land what there is now, then end.")] = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     master: MasterOption = LOCAL,
     remote: RemoteOption = "",
     as_json: JsonOption = False,
@@ -120,13 +132,17 @@ def land(
     from postroad.spark.options import Access
 
     stop = threading.Event()
+    broker = connection.broker or DEFAULT_BROKER
     parse_addresses(broker)
-    if tls_key and not tls_cert:
-        raise UsageError("a TLS key needs its certificate: add --tls-cert")
-    access = Access(token=token or "", tls_ca=tls_ca or "", tls_cert=tls_cert or "", tls_key=tls_key or "")
+    access = Access(
+        token=connection.token or "",
+        tls_ca=connection.tls_ca or "",
+        tls_cert=connection.tls_cert or "",
+        tls_key=connection.tls_key or "",
+    )
     Tables(lake).check_place()
 
-    def told(line: str) -> None:
+    def say(line: str) -> None:
         if not as_json:
             print(line, flush=True)
 
@@ -140,12 +156,11 @@ def land(
 
     with _spark("landing", master, remote) as spark:
         if not once:
-            # Spark's own handler talks to its JVM from within whatever is being said to it.
-            for one in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(one, interrupted)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, interrupted)
             logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a batch that is stopped
         place = Lake(spark, lake)
-        added = landed(place, broker, access=access, once=once, told=told, trouble=trouble, stop=stop)
+        added = landed(place, broker, access=access, once=once, told=say, trouble=trouble, stop=stop)
     rows = dict(sorted(added.items()))
     listed = ", ".join(f"{count:,} of {table}" for table, count in rows.items())
     _tell({"lake": lake, "rows": rows}, f"rows added: {listed or 'none'}; {lake}", as_json=as_json)
@@ -185,8 +200,8 @@ def trace(
         began = time.monotonic()
         place = Lake(spark, lake)
         config = replace(tracking_settings(latest(place).values()), **given)
-        found = traced(place, read_ids(spark, ids), config=config)
-        write_folder(found.write.parquet, out)
+        traces = traced(place, read_ids(spark, ids), config=config)
+        write_folder(traces.write.parquet, out)
         seconds = time.monotonic() - began
         verdicts = {
             row.verdict: row["count"]
@@ -230,14 +245,14 @@ def compact(
         place = Lake(spark, lake)
         done = [compacted(place, name, accuracy=accuracy, keep_hours=keep_hours) for name in table or SCHEMAS]
     lines = [
-        f"{one.table}: {one.files_before:,} files into {one.files_after:,},"
-        f" {one.rows_before:,} rows into {one.rows_after:,},"
-        f" {one.bytes_before:,} bytes into {one.bytes_after:,}"
-        if one.files_before
-        else f"{one.table}: nothing to do"
-        for one in done
+        f"{compaction.table}: {compaction.files_before:,} files into {compaction.files_after:,},"
+        f" {compaction.rows_before:,} rows into {compaction.rows_after:,},"
+        f" {compaction.bytes_before:,} bytes into {compaction.bytes_after:,}"
+        if compaction.files_before
+        else f"{compaction.table}: nothing to do"
+        for compaction in done
     ]
-    _tell({"tables": [one._asdict() for one in done]}, "\n".join(lines), as_json=as_json)
+    _tell({"tables": [compaction._asdict() for compaction in done]}, "\n".join(lines), as_json=as_json)
 
 
 def migrate(lake: LakeOption, as_json: JsonOption = False) -> None:
@@ -287,27 +302,27 @@ def audit(
     subscribed = landed_subscriptions(tables) if subscriptions is None else read_subscriptions(subscriptions)
     with _spark("auditing", master, remote) as spark:
         place = Lake(spark, lake)
-        found = audited(place, subscribed, late_us=late_us)
-        summary = as_rows(found.summary)
+        audit = audited(place, subscribed, late_us=late_us)
+        summary = as_rows(audit.summary)
         if out is not None:
 
             def write(path: str) -> None:
-                found.faults.write.parquet(f"{path}/faults")
-                found.summary.write.parquet(f"{path}/summary")
-                found.timeline.write.parquet(f"{path}/timeline")
-                found.losses.write.parquet(f"{path}/losses")
-                found.queues.inboxes.write.parquet(f"{path}/inboxes")
-                found.queues.faults.write.parquet(f"{path}/queue_faults")
-                found.best_effort.links.write.parquet(f"{path}/links")
-                found.best_effort.receivers.write.parquet(f"{path}/repairs")
+                audit.faults.write.parquet(f"{path}/faults")
+                audit.summary.write.parquet(f"{path}/summary")
+                audit.timeline.write.parquet(f"{path}/timeline")
+                audit.losses.write.parquet(f"{path}/losses")
+                audit.queues.inboxes.write.parquet(f"{path}/inboxes")
+                audit.queues.faults.write.parquet(f"{path}/queue_faults")
+                audit.best_effort.links.write.parquet(f"{path}/links")
+                audit.best_effort.receivers.write.parquet(f"{path}/repairs")
 
             write_folder(write, out)
-        unseen = as_rows(found.unseen)
-        inboxes = as_rows(found.queues.inboxes)
-        links = as_rows(found.best_effort.links)
-        receivers = as_rows(found.best_effort.receivers)
+        unseen = as_rows(audit.unseen)
+        inboxes = as_rows(audit.queues.inboxes)
+        links = as_rows(audit.best_effort.links)
+        receivers = as_rows(audit.best_effort.receivers)
         if report is not None:
-            write_report(report, collect(place, found, late_us=late_us))
+            write_report(report, collect(place, audit, late_us=late_us))
     totals = {name: sum(row[name] for row in summary) for name in ("due", "delivered", "pending", *KINDS)}
     text = ", ".join(f"{count:,} {name}" for name, count in totals.items())
     text += audited_modes(inboxes, links, receivers)
@@ -345,10 +360,10 @@ def plan(
         observed = observe(Lake(spark, lake))
         losses = observe_losses(Lake(spark, lake))
     repair = "" if losses is None else repair_toml(propose_repair(losses))
-    proposals = [propose(one, accuracy=accuracy, memory=size(memory)) for one in observed]
+    proposals = [propose(broker, accuracy=accuracy, memory=size(memory)) for broker in observed]
     if out is not None:
         write_plans(proposals, out, repair=repair)
-    texts = {one.observed.broker: as_toml(one) for one in proposals}
+    texts = {proposal.observed.broker: as_toml(proposal) for proposal in proposals}
     said = "\n".join([*texts.values(), *([repair] if repair else [])])
     _tell({"brokers": texts, "repair": repair or None}, said, as_json=as_json)
 
@@ -373,8 +388,8 @@ def sweep(
 
     runs = grid(
         seeds=range(seed, seed + seeds),
-        minutes=[float(one) for one in _list(minutes, float)],
-        brokers=[int(one) for one in _list(brokers, int)],
+        minutes=[float(text) for text in _list(minutes, float)],
+        brokers=[int(text) for text in _list(brokers, int)],
         tracking=_list(tracking, str),
     )
     _free(out)
@@ -383,7 +398,7 @@ def sweep(
         rows = spark.read.parquet(spark_path(out)).filter("rule <> ''").orderBy("seed").collect()
     broken = [{"seed": row.seed, "rule": row.rule, "text": row.text} for row in rows]
     lines = [f"{len(runs):,} networks simulated, {len(broken)} broke a rule; {out}"]
-    lines += [f"seed {one['seed']} violates {one['rule']}: {one['text']}" for one in broken]
+    lines += [f"seed {row['seed']} violates {row['rule']}: {row['text']}" for row in broken]
     _tell({"out": str(out), "runs": len(runs), "broken": broken}, "\n".join(lines), as_json=as_json)
     if broken:
         raise typer.Exit(1)

@@ -54,14 +54,14 @@ def tracking(
         skew_us=duration_us(skew),
         jitter_us=duration_us(jitter),
     )
-    found = plan(wish)
-    if isinstance(found, Plan):
-        print(json.dumps(_as_json(found), indent=2) if as_json else _as_toml(found))
+    result = plan(wish)
+    if isinstance(result, Plan):
+        print(json.dumps(_as_json(result), indent=2) if as_json else _as_toml(result))
         return 0
     if as_json:
-        print(json.dumps(_impossible_json(found), indent=2))
+        print(json.dumps(_impossible_json(result), indent=2))
     else:
-        print(_impossible_text(found))
+        print(_impossible_text(result))
     return 1
 
 
@@ -89,17 +89,19 @@ def repair(
 
     The default way of repair, summaries, needs no record: it is told beside it.
     """
-    from postroad.client.repair.planning import plan
+    from postroad.client.repair.planning import MAX_RECORD, plan
 
-    found = plan(match=match, loss=loss, record=record, sharing=sharing, overlap=overlap, aim=aim)
+    figures = plan(match=match, loss=loss, record=record, sharing=sharing, overlap=overlap, aim=aim)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(figures, indent=2))
         return
-    proposed = found["proposed_record"]
-    print(f"detection  {found['detection']:.4f} with records of {record} entries")
-    entries = "no record reaches" if proposed is None else f"{proposed:g} entries reach"
-    print(f"record     {entries} {aim:g}, {found['proposed_bytes']:,} bytes a message")
-    print(f"summaries  {found['summary_detection']:.6f} with the default way, 2 entries a message")
+    proposed = figures["proposed_record"]
+    print(f"detection  {figures['detection']:.4f} with records of {record} entries")
+    if proposed is None:
+        print(f"record     no record reaches {aim:g}: with up to {MAX_RECORD:,} entries too few are detected")
+    else:
+        print(f"record     {proposed:g} entries reach {aim:g}, {figures['proposed_bytes']:,} bytes a message")
+    print(f"summaries  {figures['summary_detection']:.6f} with the default way, 2 entries a message")
 
 
 def _duration(us: int) -> str:
@@ -115,28 +117,28 @@ def _bytes(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def _settings(found: Plan) -> dict[str, Any]:
+def _settings(plan: Plan) -> dict[str, Any]:
     return {
         "strategy": "bloom",
-        "bits": found.shape.m,
-        "capacity": found.shape.n,
-        "hashes": found.shape.k,
-        "persist": _duration(found.persist_us),
-        "skew": _duration(found.skew_us),
-        "jitter": _duration(found.wish.jitter_us),
+        "bits": plan.shape.m,
+        "capacity": plan.shape.n,
+        "hashes": plan.shape.k,
+        "persist": _duration(plan.persist_us),
+        "skew": _duration(plan.skew_us),
+        "jitter": _duration(plan.wish.jitter_us),
     }
 
 
-def _as_toml(found: Plan) -> str:
-    shape = found.shape
+def _as_toml(plan: Plan) -> str:
+    shape = plan.shape
     lines = [
-        f"# Meets accuracy {found.wish.accuracy} at {found.wish.rate:g} messages a second in one history:",
-        f"# at most {found.w + 1} filters match a time"
-        f" (w = {found.w}, Tn = {found.lifetime_us / SECOND_US:.3g} s),"
-        f" each wrong with {shape.fpp:.2g}, together {1 - found.accuracy:.2g}.",
-        f"# Stored: {_bytes(found.bytes_per_day)} a day and history, {shape.m / shape.n:.3g} bits a message."
+        f"# Meets accuracy {plan.wish.accuracy} at {plan.wish.rate:g} messages a second in one history:",
+        f"# at most {plan.w + 1} filters match a time"
+        f" (w = {plan.w}, Tn = {plan.lifetime_us / SECOND_US:.3g} s),"
+        f" each wrong with {shape.fpp:.2g}, together {1 - plan.accuracy:.2g}.",
+        f"# Stored: {_bytes(plan.bytes_per_day)} a day and history, {shape.m / shape.n:.3g} bits a message."
         f" Memory: {_bytes(shape.size)} a history.",
-        f"# Clocks may be off by {_duration(found.skew_limit_us // MILLISECOND_US * MILLISECOND_US)}"
+        f"# Clocks may be off by {_duration(plan.skew_limit_us // MILLISECOND_US * MILLISECOND_US)}"
         f" before more filters match.",
         "[tracking]",
     ]
@@ -148,27 +150,27 @@ def _as_toml(found: Plan) -> str:
         "skew": "Ts",
         "jitter": "Tj",
     }
-    for name, value in _settings(found).items():
+    for name, value in _settings(plan).items():
         comment = f"  # {comments[name]}" if name in comments else ""
         lines.append(f"{name} = {json.dumps(value)}{comment}")
     return "\n".join(lines)
 
 
-def _as_json(found: Plan) -> dict[str, Any]:
+def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "possible": True,
-        "m": found.shape.m,
-        "n": found.shape.n,
-        "k": found.shape.k,
-        "w": found.w,
-        "Tp_ms": found.persist_us // MILLISECOND_US,
-        "Tn_ms": found.lifetime_us // MILLISECOND_US,
-        "Ts_ms": found.skew_us / MILLISECOND_US,
-        "accuracy": found.accuracy,
-        "fpp": found.shape.fpp,
-        "bytes_per_day": found.bytes_per_day,
-        "memory_bytes": found.shape.size,
-        "configuration": {"tracking": _settings(found)},
+        "m": plan.shape.m,
+        "n": plan.shape.n,
+        "k": plan.shape.k,
+        "w": plan.w,
+        "Tp_ms": plan.persist_us // MILLISECOND_US,
+        "Tn_ms": plan.lifetime_us // MILLISECOND_US,
+        "Ts_ms": plan.skew_us / MILLISECOND_US,
+        "accuracy": plan.accuracy,
+        "fpp": plan.shape.fpp,
+        "bytes_per_day": plan.bytes_per_day,
+        "memory_bytes": plan.shape.size,
+        "configuration": {"tracking": _settings(plan)},
     }
 
 
@@ -181,14 +183,14 @@ _SHOWN = {
 }
 
 
-def _impossible_text(found: Impossible) -> str:
-    lines = [f"impossible: {found.reason}", "possible with one of:"]
+def _impossible_text(impossible: Impossible) -> str:
+    lines = [f"impossible: {impossible.reason}", "possible with one of:"]
     return "\n".join(
-        lines + ["  " + " ".join(_SHOWN[name](wish) for name in names) for names, wish in found.nearest]
+        lines + ["  " + " ".join(_SHOWN[name](wish) for name in names) for names, wish in impossible.nearest]
     )
 
 
-def _impossible_json(found: Impossible) -> dict[str, Any]:
+def _impossible_json(impossible: Impossible) -> dict[str, Any]:
     values = {
         "memory": lambda wish: wish.memory,
         "rate": lambda wish: wish.rate,
@@ -196,11 +198,11 @@ def _impossible_json(found: Impossible) -> dict[str, Any]:
         "skew": lambda wish: wish.skew_us / SECOND_US,
         "jitter": lambda wish: wish.jitter_us / SECOND_US,
     }
-    nearest = [{name: values[name](wish) for name in names} for names, wish in found.nearest]
-    single = all(len(one) == 1 for one in nearest)
+    nearest = [{name: values[name](wish) for name in names} for names, wish in impossible.nearest]
+    single = all(len(change) == 1 for change in nearest)
     return {
         "possible": False,
-        "reason": found.reason,
-        "nearest": {name: value for one in nearest for name, value in one.items()} if single else {},
+        "reason": impossible.reason,
+        "nearest": {name: value for change in nearest for name, value in change.items()} if single else {},
         "together": [] if single else nearest,
     }

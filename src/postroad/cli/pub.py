@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    JsonOption,
-    RecordsOption,
-    ScopeOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import JsonOption, RecordsOption, ScopeOption, client_for, connecting
+from postroad.cli.contexts import Options
 from postroad.cli.payloads import lines, repeat
 from postroad.errors import UsageError
 
@@ -40,7 +30,7 @@ _FLOAT: Final = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("pub")(pub)
+    app.command("pub")(connecting(pub))
 
 
 def pub(
@@ -65,11 +55,8 @@ def pub(
     count: Annotated[int, typer.Option(min=1, help="Publish it this many times.")] = 1,
     rate: Annotated[float | None, typer.Option(min=0.001, help="At most this many a second.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="One event per line of standard input.")] = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """Publish events and print their ids once the broker has accepted them, best-effort ones once they are
@@ -83,7 +70,7 @@ def pub(
     attributes = parse_attributes(attr or [], attr_text or [])
     if (records or scope) and not best_effort:
         raise UsageError("--records and --scope say how best-effort events are repaired: add --best-effort")
-    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client = client_for(connection)
     client.repair_by("records" if records else "summaries", scope=scope)
     source = lines() if stdin else repeat(os.fsencode(payload or ""), count)
     mode = "durable" if durable else "best-effort" if best_effort else "plain"
@@ -92,15 +79,15 @@ def pub(
 
 def parse_attributes(guessed: list[str], text: list[str]) -> dict[str, Value]:
     """Attributes from NAME=VALUE, of the type the value looks like."""
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     for item, typed in [*((item, True) for item in guessed), *((item, False) for item in text)]:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise UsageError(f"{item!r} is not an attribute such as price=120")
-        if name in found:
+        if name in attributes:
             raise UsageError(f"attribute {name!r} is given twice")
-        found[name] = guess(value) if typed else value
-    return found
+        attributes[name] = guess(value) if typed else value
+    return attributes
 
 
 def guess(text: str) -> Value:

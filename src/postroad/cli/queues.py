@@ -10,16 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    JsonOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import JsonOption, client_for, connecting
+from postroad.cli.contexts import Options
 from postroad.errors import UsageError
 
 InboxArgument = Annotated[str, typer.Argument(metavar="APPLICATION", help="Whose dead letters.")]
@@ -30,24 +22,20 @@ def register(app: typer.Typer) -> None:
         help="The inboxes of the network: how much waits in each, for how long, and who answers for it.",
         invoke_without_command=True,
     )
-    group.callback()(queues)
-    group.command("dead")(dead)
-    group.command("again")(again)
-    group.command("rescue")(rescue)
-    group.command("found")(found)
+    group.callback()(connecting(queues))
+    group.command("dead")(connecting(dead))
+    group.command("again")(connecting(again))
+    group.command("rescue")(connecting(rescue))
+    group.command("found")(connecting(found))
     app.add_typer(group, name="queues")
 
 
 def _ask(
     what: str,
     arguments: dict[str, str],
-    broker: str,
-    token: str | None,
-    tls_ca: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
+    connection: Options,
 ) -> dict[str, Any]:
-    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client = client_for(connection)
 
     async def ask() -> dict[str, Any]:
         async with client:
@@ -57,18 +45,15 @@ def _ask(
 
 
 def queues(
-    context: typer.Context,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    call: typer.Context,
+    *,
+    connection: Options,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the inboxes of the whole network, whichever broker is asked."""
-    if context.invoked_subcommand is not None:
+    if call.invoked_subcommand is not None:
         return
-    answer = _ask("queues", {}, broker, token, tls_ca, tls_cert, tls_key)
+    answer = _ask("queues", {}, connection)
     if as_json:
         print(json.dumps(answer))
         return
@@ -93,15 +78,12 @@ def queue_line(row: dict[str, Any]) -> str:
 
 def dead(
     inbox: InboxArgument,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """List the messages that were rejected too often, or have expired: oldest first."""
-    answer = _ask("queues.dead", {"inbox": inbox}, broker, token, tls_ca, tls_cert, tls_key)
+    answer = _ask("queues.dead", {"inbox": inbox}, connection)
     for row in answer["dead"]:
         print(json.dumps(row) if as_json else dead_line(row))
     if answer["more"]:
@@ -119,32 +101,26 @@ def again(
     inbox: InboxArgument,
     count: Annotated[int | None, typer.Option(min=1, help="The oldest so many. [default: all]")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Throw them away instead.")] = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """Send dead letters again, oldest first; they have no order any more."""
     arguments = {"inbox": inbox} | ({} if count is None else {"count": str(count)})
     if drop:
         arguments["drop"] = "yes"
-    answer = _ask("queues.revive", arguments, broker, token, tls_ca, tls_cert, tls_key)
+    answer = _ask("queues.revive", arguments, connection)
     if as_json:
         print(json.dumps(answer))
         return
-    what = "thrown away" if drop else "sent again"
-    print(f"{answer['count']} dead letter{'' if answer['count'] == 1 else 's'} of {inbox} {what}")
+    outcome = "thrown away" if drop else "sent again"
+    print(f"{answer['count']} dead letter{'' if answer['count'] == 1 else 's'} of {inbox} {outcome}")
 
 
 def rescue(
     yes: Annotated[bool, typer.Option("--yes", help="Do it, whatever may be lost.")] = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """The last resort when a majority of an arc's electors is gone for good: go on with what is left.
@@ -152,7 +128,7 @@ def rescue(
     Says what may be lost; only --yes does it. If those who are gone come back, theirs is not taken any more.
     """
     arguments = {"confirm": "yes"} if yes else {}
-    answer = _ask("queues.rescue", arguments, broker, token, tls_ca, tls_cert, tls_key)
+    answer = _ask("queues.rescue", arguments, connection)
     if as_json:
         print(json.dumps(answer))
         return
@@ -172,13 +148,10 @@ def rescue_line(arc: dict[str, Any]) -> str:
 
 
 def found(
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """Begin queues by hand, where a broker waits for others that it was told of and that never answer."""
-    answer = _ask("queues.found", {}, broker, token, tls_ca, tls_cert, tls_key)
+    answer = _ask("queues.found", {}, connection)
     print(json.dumps(answer) if as_json else f"{answer['arcs']} arcs founded")

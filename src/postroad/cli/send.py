@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    JsonOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import JsonOption, client_for, connecting
+from postroad.cli.contexts import Options
 from postroad.cli.payloads import lines, repeat
 from postroad.cli.pub import parse_attributes
 from postroad.errors import UsageError
@@ -46,7 +38,7 @@ ConfirmOption = Annotated[bool, typer.Option("--confirm", help="Wait until the a
 
 
 def register(app: typer.Typer) -> None:
-    app.command("send")(send)
+    app.command("send")(connecting(send))
 
 
 def send(
@@ -64,11 +56,8 @@ def send(
     confirm: ConfirmOption = False,
     count: Annotated[int, typer.Option(min=1, help="Send it this many times.")] = 1,
     stdin: Annotated[bool, typer.Option("--stdin", help="One message per line of standard input.")] = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """Send messages to an application and print their ids once they are kept. No queue is declared."""
@@ -86,7 +75,7 @@ def send(
     expires_s = None if expires is None else duration_us(expires) / SECOND_US
 
     async def work() -> None:
-        async with client_for(broker, token, tls_ca, tls_cert, tls_key) as client:
+        async with client_for(connection) as client:
             application = client.application(source)
             async for some in payloads:
                 await send_round(application, some)

@@ -47,14 +47,14 @@ def sim(
     if many:
         outcomes = _many(first, seeds, seconds, minutes, brokers, shared)
     else:
-        outcomes = _one(first, minutes, brokers, shared)
+        outcomes = _single(first, minutes, brokers, shared)
     for outcome in _watched(outcomes, total=None if for_ else seeds) if many and not json else outcomes:
         _print(outcome, json=json, brief=many)
         if outcome.rule:
             raise typer.Exit(1)
 
 
-def _one(seed: int, minutes: float, brokers: int | None, shared: bool) -> Iterator[Outcome]:
+def _single(seed: int, minutes: float, brokers: int | None, shared: bool) -> Iterator[Outcome]:
     from postroad.sim.runs import run_seed
 
     yield run_seed(seed, minutes, brokers, shared)
@@ -106,5 +106,5 @@ def _print(outcome: Outcome, *, json: bool, brief: bool) -> None:
         for line in outcome.story:
             print(f"  {line}")
         kind = " --shared" if outcome.kind == "shared" else ""
-        again = f"postroad sim --seed {outcome.seed} --minutes {outcome.minutes:g}{kind}"
-        print(f"replay: {again}" + (f" --brokers {outcome.brokers}" if outcome.pinned else ""))
+        replay = f"postroad sim --seed {outcome.seed} --minutes {outcome.minutes:g}{kind}"
+        print(f"replay: {replay}" + (f" --brokers {outcome.brokers}" if outcome.pinned else ""))

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import client_for, connecting
+from postroad.cli.contexts import Options
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -36,19 +29,16 @@ NOT_FOR_PEOPLE: Final = frozenset({"uptime_started_seconds", "kernel_compiled"})
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status")(status)
+    app.command("status")(connecting(status))
 
 
 def status(
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Ask a broker how it is: its links, streams, subscribers and figures."""
-    answer = asyncio.run(_ask(client_for(broker, token, tls_ca, tls_cert, tls_key)))
+    answer = asyncio.run(_ask(client_for(connection)))
     if as_json:
         print(json.dumps(answer, indent=2, sort_keys=True))
     else:
@@ -172,4 +162,4 @@ def _plain(text: str, style: str = "") -> Any:
     """Others chose names, topics and conditions: they are neither markup nor commands to the terminal."""
     from rich.text import Text
 
-    return Text("".join(one if one.isprintable() else "?" for one in text), style)
+    return Text("".join(character if character.isprintable() else "?" for character in text), style)

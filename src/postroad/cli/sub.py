@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    JsonOption,
-    RecordsOption,
-    ScopeOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import JsonOption, RecordsOption, ScopeOption, client_for, connecting
+from postroad.cli.contexts import Options
 from postroad.errors import UnavailableError, UsageError
 from postroad.units import duration_us
 
@@ -42,7 +32,7 @@ UNTOLD = (
 
 
 def register(app: typer.Typer) -> None:
-    app.command("sub")(sub)
+    app.command("sub")(connecting(sub))
 
 
 def sub(
@@ -77,11 +67,8 @@ def sub(
     scope: ScopeOption = "",
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """Print events as they come: topic, payload, attributes. Says `subscribed` on stderr once it listens.
@@ -100,7 +87,7 @@ def sub(
         raise UsageError("--ack is for a durable subscription: give it a name with --durable")
     if (records or scope) and not repair:
         raise UsageError("--records and --scope say how to repair: add --repair")
-    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client = client_for(connection)
     client.repair_by("records" if records else "summaries", scope=scope)
     events = client.subscribe(
         pattern,
@@ -156,8 +143,8 @@ async def _subscribe(
             if events.repair and not events.repair["permitted"]:
                 print("the broker refuses repair: it needs rights on $repair/#", file=sys.stderr)
             if events.repair:
-                told = json.dumps({"repair": events.repair})
-                print(told, file=sys.stderr, flush=True)
+                figures = json.dumps({"repair": events.repair}) if as_json else repair_line(events.repair)
+                print(figures, file=sys.stderr, flush=True)
 
 
 async def _print_all(events: Subscription, printed: _Printer, count: int | None) -> None:
@@ -192,13 +179,29 @@ class _Printer:
 
         if isinstance(item, Gap):
             if self._as_json:
-                print(json.dumps({"gap": {"pubend": item.pubend, "start": item.start, "end": item.end}}))
+                print(json.dumps({"gap": gap_json(item)}))
             else:
-                stream = item.pubend or "any stream"
-                print(f"gap: events of {stream} in ({item.start}, {item.end}] are lost", file=sys.stderr)
+                print(f"gap: {item}", file=sys.stderr)
             return
         self.events += 1
         print(json.dumps(event_json(item), ensure_ascii=False) if self._as_json else event_line(item))
+
+
+def repair_line(figures: dict[str, float]) -> str:
+    """What repair did, for people."""
+    return (
+        f"repair: {figures['losses_detected']:.0f} losses found, {figures['recovered']:.0f} repaired,"
+        f" {figures['given_up']:.0f} given up, {figures['missing']:.0f} under way;"
+        f" {figures['requests_sent'] + figures['asks_sent']:.0f} requests,"
+        f" {figures['duplicates_suppressed']:.0f} duplicates dropped;"
+        f" repaired after {figures['recovery_ms_p50']:.0f} ms, 1 in 100 after"
+        f" {figures['recovery_ms_p99']:.0f} ms; {figures['repairs_sent']:.0f} repairs sent to others,"
+        f" {figures['cache_messages']:.0f} events cached, hit ratio {figures['cache_hit_ratio']:.3f}"
+    )
+
+
+def gap_json(gap: Gap) -> dict[str, Any]:
+    return {"pubend": gap.pubend, "start": gap.start, "end": gap.end, "text": str(gap)}
 
 
 def event_json(event: Event) -> dict[str, Any]:

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    JsonOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import JsonOption, client_for, connecting
+from postroad.cli.contexts import Options
 from postroad.errors import UsageError, shorten
 
 if TYPE_CHECKING:
@@ -25,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("subs")(subs)
+    app.command("subs")(connecting(subs))
 
 
 def subs(
@@ -34,11 +26,8 @@ def subs(
         str | None, typer.Argument(metavar="[BROKER]", help="subs retire BROKER: it never comes back.")
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="End it: nothing is kept for it.")] = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: JsonOption = False,
 ) -> None:
     """List, inspect or delete the durable subscriptions that a broker hosts, with their lag.
@@ -48,19 +37,19 @@ def subs(
     if target is not None:
         if name != "retire" or delete:
             raise UsageError(f"`subs retire {target}` is what takes two words")
-        _retire(client_for(broker, token, tls_ca, tls_cert, tls_key), target, as_json)
+        _retire(client_for(connection), target, as_json)
         return
     if delete and name is None:
         raise UsageError("--delete needs the NAME of a subscription")
-    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client = client_for(connection)
     if delete:
         asyncio.run(_delete(client, name or ""))
         return
-    found = asyncio.run(_ask(client, name))
-    if name is not None and not found:
+    rows = asyncio.run(_ask(client, name))
+    if name is not None and not rows:
         hint = "; to retire a broker give its name: postroad subs retire BROKER" if name == "retire" else ""
         raise UsageError(f"there is no durable subscription {shorten(name, 60)!r} at this broker{hint}")
-    for row in found:
+    for row in rows:
         if as_json:
             print(json.dumps(row))
         elif name is None:

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postroad.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    client_for,
-)
+from postroad.cli.connection import client_for, connecting
+from postroad.cli.contexts import Options
 from postroad.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,16 +18,13 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("trace")(trace)
+    app.command("trace")(connecting(trace))
 
 
 def trace(
     message: Annotated[str, typer.Argument(metavar="ID", help="As `postroad pub` prints it.")],
-    broker: BrokerOption = DEFAULT_BROKER,
-    token: TokenOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    *,
+    connection: Options,
     as_json: Annotated[bool, typer.Option("--json", help="Print the path as one JSON object.")] = False,
     as_dot: Annotated[bool, typer.Option("--dot", help="Print the path as a graph for Graphviz.")] = False,
 ) -> None:
@@ -48,7 +38,7 @@ def trace(
     if as_json and as_dot:
         raise UsageError("choose one of --json and --dot")
     identity = MessageId.parse(message)
-    result = asyncio.run(_ask(client_for(broker, token, tls_ca, tls_cert, tls_key), identity))
+    result = asyncio.run(_ask(client_for(connection), identity))
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:

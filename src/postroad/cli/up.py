@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -84,6 +85,10 @@ ConfigOption = Annotated[
 ]
 LogOption = Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 
+LogFormatOption = Annotated[
+    str | None, typer.Option(metavar="FORMAT", help="text, or json: one object a line. [default: text]")
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command("up")(up)
@@ -108,6 +113,7 @@ def up(
     tracking: TrackingOption = None,
     config: ConfigOption = None,
     log: LogOption = None,
+    log_format: LogFormatOption = None,
 ) -> int:
     """Run a broker. Prints `ready NAME HOST:PORT` once it serves."""
     from postroad.net.configure import configure
@@ -131,5 +137,6 @@ def up(
         "metrics": metrics,
         "tracking.strategy": tracking,
         "log": log,
+        "log_format": log_format,
     }
-    return run(configure(flags, config))
+    return run(partial(configure, flags, config))

@@ -37,6 +37,7 @@ from postroad.client.arguments import (
     increasing,
     since_us,
 )
+from postroad.client.asking import Asking, answer_to
 from postroad.client.clock import now_us
 from postroad.client.connection import Connection
 from postroad.client.core import ClientCore, State
@@ -51,7 +52,7 @@ from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.selection import merit
 from postroad.discovery.settings import SearchSettings
 from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
-from postroad.events import EventBatch, Gap, Value
+from postroad.events import Event, EventBatch, Gap, Value
 from postroad.ids import MessageId
 from postroad.net.datagrams import Datagrams, bind_anywhere
 from postroad.net.finding import OFF, Where, find, from_environment
@@ -176,6 +177,7 @@ class Client:
         self._acking: dict[int, asyncio.Future[None]] = {}  # acknowledgements to be confirmed, by ticket
         self._storing: dict[int, asyncio.Future[None]] = {}  # durable frames, by their ordinals
         self._queues = Queues(self)
+        self._asking = Asking(self)
         self._waiters: dict[asyncio.Future[None], None] = {}  # woken by every change of the session
         self._outage: PostroadError | None = None  # there has been no broker for too long
         self._lost: PostroadError | None = None  # published events were not taken; told once
@@ -248,6 +250,7 @@ class Client:
             await self._shut()
 
     async def _shut(self) -> None:
+        await self._asking.close()
         for subscription in self._subscriptions.values():
             subscription._say()
         try:
@@ -296,10 +299,10 @@ class Client:
                 future.set_exception(error or UnavailableError("the client was closed"))
         self._requests.clear()
         for waiting in (self._storing, self._acking):
-            for one in waiting.values():
-                if not one.done():
-                    one.set_exception(error or UnavailableError("the client was closed"))
-                    one.exception()  # whoever waits gets it; nobody need wait
+            for confirmation in waiting.values():
+                if not confirmation.done():
+                    confirmation.set_exception(error or UnavailableError("the client was closed"))
+                    confirmation.exception()  # whoever waits gets it; nobody need wait
             waiting.clear()
         self._queues.end(error)
         self._wake()
@@ -307,9 +310,15 @@ class Client:
     # --- publishing
 
     async def publish(
-        self, topic: str, payload: Payload = b"", attributes: Attributes | None = None, *, mode: str = "plain"
+        self,
+        topic: str,
+        payload: Payload = b"",
+        attributes: Attributes | None = None,
+        *,
+        mode: str = "plain",
+        durable: bool = False,
     ) -> Receipt:
-        """Publish one event; its receipt has the id.
+        """Publish one event; its receipt has the id. `durable=True` says the same as mode "durable".
 
         Returns once the event is queued; waits only while the window of unaccepted events is full or there
         is no broker. An event that a broker does not take raises at the next publish, flush or close.
@@ -321,9 +330,9 @@ class Client:
         With mode "best-effort" it goes out as a datagram that nobody keeps or acknowledges. Subscribers with
         `repair` find out what they missed, and this client sends it again, for 30 s.
         """
-        durable = mode == "durable"
-        if mode != "plain":
-            check_mode(mode)
+        if mode != "plain" or durable:
+            mode = check_mode(mode, durable)
+            durable = mode == "durable"
         if type(payload) is not bytes:
             payload = encode_payload(payload)
         if mode == "best-effort":
@@ -376,16 +385,19 @@ class Client:
         events: Iterable[tuple[str, Payload] | tuple[str, Payload, Attributes | None]],
         *,
         mode: str = "plain",
+        durable: bool = False,
         ids: Iterable[bytes] | None = None,
     ) -> int:
         """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were.
 
-        With mode "durable" all of them are in the broker's log when it returns. With `ids` they bear these,
-        16 bytes each: of one publisher, which no client has, and increasing. A durable pubend takes what is
+        With mode "durable" (or `durable=True`) all of them are in the broker's log when it returns. With
+        `ids` they bear these, 16 bytes each: of one publisher, which no client has, and increasing. A durable
+        pubend takes what is
         above the last id of that publisher, so a program that makes the same ids again repeats nothing. They
         are sent frame by frame, each when the one before it is in the log: what is refused could not be
         published under the same ids once something later was.
         """
+        mode = check_mode(mode, durable)
         check_many(events, mode, ids)
         if mode == "best-effort":
             sent = 0
@@ -460,15 +472,15 @@ class Client:
 
     def subscribe(
         self,
-        topic: str = "",
-        where: str = "",
+        topic: str | None = "",
+        where: str | None = "",
         *,
         durable: str | None = None,
         token: str | None = None,
         ack: str = "auto",
         since: datetime | None = None,
         shared: bool = False,
-        key: str = "",
+        key: str | None = "",
         overflow: str = "drop",
         buffer: int | str = 0,
         repair: bool = False,
@@ -494,6 +506,7 @@ class Client:
         publisher first and then of other receivers; what cannot be had is a Gap, whose pubend is the
         publisher. With `order`, seconds, those of one publisher come in order, where that takes no longer.
         """
+        topic, where, key = topic or "", where or "", key or ""
         warn_of_habits(topic, where, stacklevel=2)
         check_repair(repair, order, durable)
         check_subscription(
@@ -563,6 +576,27 @@ class Client:
             future.result()
         finally:
             self._acking.pop(ticket, None)
+
+    async def ask(
+        self,
+        topic: str,
+        payload: Payload = b"",
+        attributes: Attributes | None = None,
+        *,
+        durable: bool = False,
+        timeout: float = 5.0,  # noqa: ASYNC109 -- that of the answer
+    ) -> Event:
+        """Publish a request and wait for the first answer: somebody's `await event.reply(...)`.
+
+        TimeoutError if nobody answers within `timeout` seconds; somebody may have done the work even so. Many
+        who subscribe share requests out under a `shared` durable name, if those are `durable`.
+        """
+        check_timeout(timeout)
+        return await self._asking.ask(topic, payload, attributes, "durable" if durable else "plain", timeout)
+
+    async def _answer(self, event: Event, payload: Payload, attributes: Attributes | None) -> Receipt:
+        topic, bearing = answer_to(event)
+        return await self.publish(topic, payload, {**(attributes or {}), **bearing})
 
     async def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
@@ -758,13 +792,14 @@ class Client:
         if self._where is None:
             raise BugError("a client that cannot look for brokers was to")
         try:
-            found = await find(self._where)
+            result = await find(self._where)
         except PostroadError as error:
             self._handle([fx.Found(reason=str(error))])
         else:
             weights = self._where.search.weights
             choices = tuple(
-                Choice(address=one.address, weight=merit(one, weights)) for one in found.candidates
+                Choice(address=candidate.address, weight=merit(candidate, weights))
+                for candidate in result.candidates
             )
             self._handle([fx.Found(choices=choices)])
 

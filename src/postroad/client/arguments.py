@@ -32,9 +32,15 @@ def check_patience(timeout: object) -> None:
         raise UsageError(f"a timeout is a number of seconds, or None, not {timeout!r}")
 
 
-def check_mode(mode: str) -> None:
+def check_mode(mode: str, durable: object = False) -> str:
+    """The mode that both arguments of a publish say."""
     if mode not in ("plain", "durable", "best-effort"):
         raise UsageError(f"mode {mode!r} is not one of plain, durable, best-effort")
+    if not isinstance(durable, bool):
+        raise UsageError(f"`durable` of an event is True or False, not {durable!r}")
+    if durable and mode == "best-effort":
+        raise UsageError("an event is durable or best-effort, not both")
+    return "durable" if durable else mode
 
 
 def encode_payload(payload: object) -> bytes:
@@ -72,16 +78,11 @@ def check_event(event: object) -> None:
 def increasing(ids: Iterable[bytes]) -> Iterator[bytes]:
     """Ids of a program's own, as a broker takes them."""
     last = b""
-    for one in ids:
-        if (
-            not isinstance(one, bytes)
-            or len(one) != ID_BYTES
-            or (last and one[:8] != last[:8])
-            or one <= last
-        ):
+    for id in ids:
+        if not isinstance(id, bytes) or len(id) != ID_BYTES or (last and id[:8] != last[:8]) or id <= last:
             raise UsageError("ids are of 16 bytes, the first 8 the same in all of them, and increase")
-        last = one
-        yield one
+        last = id
+        yield id
     raise UsageError(FEWER_IDS)
 
 

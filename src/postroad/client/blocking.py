@@ -17,12 +17,12 @@ from typing import Any, Final, Self
 
 from postroad.client import aio, subscription
 from postroad.client.aio import Attributes, Payload
-from postroad.client.arguments import check_many, check_patience, check_spent, increasing
+from postroad.client.arguments import check_many, check_mode, check_patience, check_spent, increasing
 from postroad.client.blocking_application import Application
 from postroad.client.loop_thread import ClosedError, LoopThread
 from postroad.client.receipt import Receipt
 from postroad.errors import UsageError
-from postroad.events import Event, EventBatch, Gap
+from postroad.events import Event, EventBatch, Gap, GapError
 from postroad.ids import MessageId
 from postroad.tracking.query.verdict import TraceResult
 
@@ -121,18 +121,26 @@ class Client:
             self._thread.stop()
 
     def publish(
-        self, topic: str, payload: Payload = b"", attributes: Attributes | None = None, *, mode: str = "plain"
+        self,
+        topic: str,
+        payload: Payload = b"",
+        attributes: Attributes | None = None,
+        *,
+        mode: str = "plain",
+        durable: bool = False,
     ) -> Receipt:
-        return self._thread.call(self._client.publish, topic, payload, attributes, mode=mode)
+        return self._thread.call(self._client.publish, topic, payload, attributes, mode=mode, durable=durable)
 
     def publish_many(
         self,
         events: Iterable[tuple[str, Payload] | tuple[str, Payload, Attributes | None]],
         *,
         mode: str = "plain",
+        durable: bool = False,
         ids: Iterable[bytes] | None = None,
     ) -> int:
         """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were."""
+        mode = check_mode(mode, durable)
         check_many(events, mode, ids)
         source = iter(events)
         own = None if ids is None else iter(ids)
@@ -155,15 +163,15 @@ class Client:
 
     def subscribe(
         self,
-        topic: str = "",
-        where: str = "",
+        topic: str | None = "",
+        where: str | None = "",
         *,
         durable: str | None = None,
         token: str | None = None,
         ack: str = "auto",
         since: datetime | None = None,
         shared: bool = False,
-        key: str = "",
+        key: str | None = "",
         overflow: str = "drop",
         buffer: int | str = 0,
         repair: bool = False,
@@ -188,6 +196,7 @@ class Client:
             order=order,
         )
         inner._call_soon = self._thread.call_soon
+        inner._answer = self._answer
         self._thread.call(inner._open)
         return Subscription(inner, self._thread, timeout)
 
@@ -200,6 +209,23 @@ class Client:
     def application(self, name: str) -> Application:
         """The application of this name, which sends to others and receives from its own inbox."""
         return Application(self._client, name, self._thread)
+
+    def ask(
+        self,
+        topic: str,
+        payload: Payload = b"",
+        attributes: Attributes | None = None,
+        *,
+        durable: bool = False,
+        timeout: float = 5.0,
+    ) -> Event:
+        """Publish a request and wait for the first answer: somebody's `event.reply(...)`."""
+        return self._thread.call(
+            self._client.ask, topic, payload, attributes, durable=durable, timeout=timeout
+        )
+
+    def _answer(self, event: Event, payload: Payload, attributes: Attributes | None) -> Receipt:
+        return self._thread.call(self._client._answer, event, payload, attributes)
 
     def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
@@ -272,6 +298,13 @@ class Subscription:
     ) -> list[EventBatch | Gap] | None:
         async with asyncio.timeout(patience_s):
             return await anext(source, None)
+
+    def only_events(self) -> Iterator[Event]:
+        """The events alone: where some are missing, GapError is raised."""
+        for item in self:
+            if isinstance(item, Gap):
+                raise GapError(item)
+            yield item
 
     def get(self, timeout: float | None = None) -> Event | Gap:
         """The next one; TimeoutError if none comes in `timeout` seconds."""

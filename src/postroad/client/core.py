@@ -66,19 +66,16 @@ from postroad.errors import (
 )
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
+from postroad.links.greetings import DatagramPath
 from postroad.links.handshake import check_welcome, printable, smaller
-from postroad.seam.datagrams import Datagram, Endpoint, SendTo
+from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.effects import Close, Dial, Send
-from postroad.units import SECOND_US
 from postroad.wire import frames as wire
-from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
+from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind
 from postroad.wire.frames import PROTOCOL_VERSION, Kind
 
 MAX_REQUESTS: Final = 1024
 MAX_BUFFER: Final = (1 << 63) - 1
-GREET_US: Final = 5 * SECOND_US  # so often a broker is told that its datagrams are heard
-FIRST_GREET_US: Final = SECOND_US // 2  # until it says that it hears ours
-SILENT_US: Final = 3 * GREET_US
 
 
 class State(Enum):
@@ -103,11 +100,7 @@ class ClientCore:
         self._clock = ClockOffset()  # of the broker; while there is none, of the last one
         self.limits = CLIENT_LIMITS
         self._host = ""  # OPENING and UP: the broker's
-        self._datagram_port = 0  # UP: the broker's; 0: it takes none
-        self._datagram_key = b""  # UP: of this connection; b"": no datagrams
-        self._greet_us = 0  # when the broker is greeted next
-        self._greeted_us: int | None = None  # UP: the last datagram of the broker
-        self._hears = False  # UP: it hears ours
+        self._datagrams: DatagramPath | None = None  # UP: to the broker
         self.effort = Session(draw=draw, subscribe=self._subscribe_own, unsubscribe=self._unsubscribe_own)
         self._clock_ms = 0  # of the call under way, for ids of best-effort events
         self._draw = draw
@@ -170,9 +163,9 @@ class ClientCore:
         elif self.state is State.UP:
             silent = self._heard_us + settings.ping_us
             due.append(silent if self._pinged_us is None else self._dead_at(self._pinged_us))
-            again = self.inbox.next_deadline()
-            if again is not None:
-                due.append(again)
+            retry_us = self.inbox.next_deadline()
+            if retry_us is not None:
+                due.append(retry_us)
             if self._review_us is not None:
                 due.append(self._review_us)
             due += self._effort_deadlines()
@@ -187,11 +180,6 @@ class ClientCore:
     def skew_us(self) -> int:
         """The broker's clock minus ours."""
         return self._clock.offset_us
-
-    @property
-    def datagrams(self) -> Endpoint | None:
-        """Where the broker takes datagrams, if there is a broker and it does."""
-        return (self._host, self._datagram_port) if self.state is State.UP and self._datagram_port else None
 
     def _dead_at(self, pinged_us: int) -> int:
         return pinged_us + self.settings.dead_us - self.settings.ping_us
@@ -216,9 +204,9 @@ class ClientCore:
                 self._out.append(Seek())
         if self.state is not State.OVER:
             self._out += self.sender.tick(now_us)
-            again, told = self.receiver.tick(now_us)
-            self._send_all(again)
-            self._out += told
+            requests, effects = self.receiver.tick(now_us)
+            self._send_all(requests)
+            self._out += effects
         if (
             self._down_us is not None
             and not self._outage
@@ -263,7 +251,7 @@ class ClientCore:
 
     def _on_found(self, item: Found, now_us: int) -> None:
         if item.choices:
-            self._places.found([one.address for one in item.choices])
+            self._places.replace([choice.address for choice in item.choices])
             self._dial()
         elif not self._welcomed:
             where = f"{self._unreachable()}; " if self._places.addresses else ""
@@ -272,16 +260,18 @@ class ClientCore:
             self._pause(now_us)
 
     def _on_reviewed(self, item: Found, now_us: int) -> None:
-        """There may be a better broker. While something is under way here the client stays."""
+        """There may be a better broker. The client stays while something is under way here, and while it has
+        a shared subscription, which is at this broker only."""
         if not self._reviewing:
             return
         self._reviewing = False
         self._review_us = now_us + self.settings.review_us
         better = self._reviews(item.choices, self._places.current, self._draw(2))
-        if better is not None and not self.outbox.unsettled and not self._requests:
-            self._places.move([better.address, *(one.address for one in item.choices)])
-            better_one = UnavailableError("moving to a broker that is much better")
-            self._drop(better_one, now_us, go_elsewhere=True)
+        stays = self.outbox.unsettled or self._requests or self.inbox.has_shared
+        if better is not None and not stays:
+            self._places.move([better.address, *(choice.address for choice in item.choices)])
+            reason = UnavailableError("moving to a broker that is much better")
+            self._drop(reason, now_us, go_elsewhere=True)
 
     def _on_late_found(self, _item: Found, _now_us: int) -> None:
         self._reviewing = False
@@ -356,18 +346,18 @@ class ClientCore:
             self._out.append(Answered(number=number, error=gone, body=""))
         self._requests.clear()
         self._out.append(Down(error=error))
-        held = self._held(now_us)
-        if held:
+        lasted = self._lasted(now_us)
+        if lasted:
             self._backoff_us = 0
             self._refused = False
         if pause:
             self._pause(now_us)
-        elif held or go_elsewhere:
+        elif lasted or go_elsewhere:
             self._dial()  # the same broker first, at once: it recognises what it accepted already
         else:
             self._try_next(now_us)  # a broker that takes us and drops us is as good as none
 
-    def _held(self, now_us: int) -> bool:
+    def _lasted(self, now_us: int) -> bool:
         """Whether this connection was up for long enough to call it a success."""
         return now_us - self._up_us >= self.settings.ping_us
 
@@ -448,9 +438,8 @@ class ClientCore:
             publisher=message.publisher, broker=message.broker, limits=self.limits, credit=message.window
         )
         self.state = State.UP
-        self._datagram_port = message.datagrams
-        self._datagram_key = message.datagram_key
-        self._greet_us, self._greeted_us, self._hears = now_us, None, False
+        endpoint = (self._host, message.datagrams) if message.datagrams else None
+        self._datagrams = DatagramPath(message.datagram_key, endpoint, dialled=True, now_us=now_us)
         prefix = bytes(MessageId(message.publisher, message.broker, 0, 0))[:8]
         self.effort.opened(prefix, self.limits, lambda: self.outbox.next_id(self._clock_ms))
         self._welcomed = True
@@ -479,7 +468,7 @@ class ClientCore:
         if isinstance(error, DamagedError):
             final = not self._welcomed
         elif isinstance(error, PeerError) and self.state is State.UP:
-            final = self._refused and not self._held(now_us)
+            final = self._refused and not self._lasted(now_us)
         else:
             final = isinstance(error, UsageError | PeerError) or not self._welcomed
         if final:
@@ -521,15 +510,15 @@ class ClientCore:
 
     def _on_rejected(self, message: wire.Rejected, _now_us: int) -> None:
         count = self.outbox.rejected(message.sequence)
-        what = "an event was" if count == 1 else f"{count} events published together were"
-        error = from_wire(message.code, f"{what} not taken: {message.reason}")
+        subject = "an event was" if count == 1 else f"{count} events published together were"
+        error = from_wire(message.code, f"{subject} not taken: {message.reason}")
         dropped = self.outbox.take_dropped()  # whoever waits for a durable event is told there
         self._out.append(Stored(ordinals=dropped, error=error) if dropped else Lost(error=error))
         self._out.append(Progress())
 
     def _on_subscribed(self, message: wire.Subscribed, now_us: int) -> None:
-        told, say_again = self.inbox.subscribed(message, now_us + self.skew_us)
-        self._out += told
+        effects, say_again = self.inbox.subscribed(message, now_us + self.skew_us)
+        self._out += effects
         self._send_all(say_again)
 
     def _on_ended(self, message: wire.Ended, now_us: int) -> None:
@@ -578,50 +567,40 @@ class ClientCore:
 
     def _on_datagram(self, item: Datagram, now_us: int) -> None:
         """What is not sealed with this connection's key, or cannot be read, is dropped: UDP has no sender."""
-        if not self._datagram_key:
+        body = None if self._datagrams is None else self._datagrams.unseal(item, now_us)
+        if self._datagrams is None or body is None:
             return
-        body = unseal(item.data, self._datagram_key, dialled=False)
-        if body is None:
-            return
-        self._greeted_us = now_us
-        if datagram_kind(item.data) == GREETING:
-            self._hears = body == b"\x01"
-        elif datagram_kind(item.data) == BEST_EFFORT:
+        if datagram_kind(item.data) == BEST_EFFORT:
             with contextlib.suppress(PeerError):
                 self._on_best_effort(body, now_us)
+        elif datagram_kind(item.data) == GREETING and self._datagrams.greeted(body):
+            self._greet(now_us)
 
-    def _passes(self, now_us: int) -> bool:
-        """Whether datagrams do, in both directions."""
-        return self._hears and self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+    def _greet_at(self) -> int | None:
+        """When the broker is greeted next; None: never, since datagrams are of no use, or not taken."""
+        return self._datagrams.next_deadline() if self._datagrams is not None and self.effort.active else None
 
-    def _greets(self) -> bool:
-        return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
+    def _greet(self, now_us: int) -> None:
+        if self._datagrams is not None and self._datagrams.endpoint is not None:
+            self._out.append(SendTo(self._datagrams.endpoint, self._datagrams.greeting(now_us)))
 
     def _effort_deadlines(self) -> list[int]:
-        found = [
-            due
-            for due in (self.effort.next_deadline(), self.effort.reporting.next_deadline())
-            if due is not None
-        ]
-        return [*found, self._greet_us] if self._greets() else found
+        dues = (self.effort.next_deadline(), self.effort.reporting.next_deadline(), self._greet_at())
+        return [due_us for due_us in dues if due_us is not None]
 
     def _tick_effort(self, now_us: int) -> None:
         self._hand_out(self.effort.tick(now_us, self.skew_us))
         self._send_all(self.effort.reports(now_us))
-        endpoint = self.datagrams
-        if endpoint is not None and self._greets() and now_us >= self._greet_us:
-            heard = self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
-            self._greet_us = now_us + (GREET_US if self._hears else FIRST_GREET_US)
-            body = b"\x01" if heard else b"\x00"
-            self._out.append(SendTo(endpoint, seal(GREETING, self._datagram_key, body, dialled=True)))
+        greet_us = self._greet_at()
+        if greet_us is not None and now_us >= greet_us:
+            self._greet(now_us)
 
     def _send_best_effort(self, now_us: int) -> None:
         """By datagram where they pass, else over the connection; without credit there it is dropped."""
-        endpoint = self.datagrams if self._passes(now_us) else None
+        path = self._datagrams
         for frame in self.effort.take():
-            if endpoint is not None:
-                sealed = seal(BEST_EFFORT, self._datagram_key, frame, dialled=True)
-                self._out.append(SendTo(endpoint, sealed))
+            if path is not None and path.endpoint is not None and path.passes(now_us):
+                self._out.append(SendTo(path.endpoint, path.seal(BEST_EFFORT, frame)))
             elif self._connection is not None and self.outbox.spend(len(frame)):
                 self._out.append(Send(self._connection, frame))
 
@@ -689,8 +668,8 @@ class ClientCore:
 
     def unsubscribe(self, number: int) -> list[Effect]:
         self.effort.end(number)
-        tell, told = self.inbox.remove(number)
-        self._out += told
+        tell, effects = self.inbox.remove(number)
+        self._out += effects
         if tell and self.state is State.UP:
             self._send(wire.Unsubscribe(number=number))
         return self._take()
@@ -734,9 +713,9 @@ class ClientCore:
     def _send_queued(self, now_us: int) -> None:
         if self.state is not State.UP:
             return  # both go on with it when there is a broker again
-        sends, told = self.sender.take(now_us)
+        sends, effects = self.sender.take(now_us)
         self._send_all(sends)
-        self._out += told
+        self._out += effects
         self._send_all(self.receiver.take(now_us))
 
     def end_session(self, session: bytes) -> list[Effect]:

@@ -48,7 +48,7 @@ class _Subscription:
     began: bool = False  # the application was told so; from then on nothing may be lost in silence
     running: bool = False  # the broker of this connection has taken it
     torn_us: int | None = None  # began, but not in force since then (the broker's clock)
-    told: bool = False  # torn, and the application knows it already
+    tear_told: bool = False  # torn, and the application knows it already
     # Durable, and without its broker: since when (the broker's clock), and what was known then.
     left: tuple[int, dict[int, int]] | None = None
     streams: Streams = field(default_factory=Streams)
@@ -59,7 +59,7 @@ class _Subscription:
     refused_us: int | None = None  # it could not go on since then
     again_us: int | None = None  # when it is tried again
 
-    def again(self) -> wire.Subscribe:
+    def resume_request(self) -> wire.Subscribe:
         """What begins it on a new connection. It goes on after what was acknowledged, not after what was
         given out, since a broker takes a token for consumed and an application may crash and come back with
         an older one. What comes again is dropped by `streams`. Where a broker keeps the token this says what
@@ -98,6 +98,11 @@ class Inbox:
 
     # --- the connection
 
+    @property
+    def has_shared(self) -> bool:
+        """Whether there is a consumer of a shared subscription."""
+        return any(subscription.request.shared for subscription in self._subscriptions.values())
+
     def opened(self) -> None:
         self._consumed = -self.outstanding
 
@@ -106,7 +111,7 @@ class Inbox:
         begin: list[wire.Message] = []
         for number, subscription in self._subscriptions.items():
             if subscription.torn_us is None:
-                begin.append(subscription.again())
+                begin.append(subscription.resume_request())
             else:
                 self._waiting.append(number)
         return begin + self.due()
@@ -115,7 +120,7 @@ class Inbox:
         """Subscriptions that waited and need not any more, because there is room for what they bring."""
         if not self._waiting or -self._consumed > self._window:
             return []
-        begin: list[wire.Message] = [self._subscriptions[number].again() for number in self._waiting]
+        begin: list[wire.Message] = [self._subscriptions[number].resume_request() for number in self._waiting]
         self._waiting.clear()
         return begin
 
@@ -136,7 +141,7 @@ class Inbox:
                     subscription.left = (torn_us, dict(subscription.streams.known))
                 continue
             subscription.streams.tear()
-            subscription.told = False
+            subscription.tear_told = False
             if subscription.began and subscription.torn_us is None:
                 subscription.torn_us = torn_us
         return out
@@ -167,7 +172,7 @@ class Inbox:
             return [], ()
         out = self._tell_torn(subscription, at_us)
         subscription.torn_us = subscription.refused_us = None
-        subscription.told = False
+        subscription.tear_told = False
         token = _token(message.token)
         out.append(Began(number=message.number, missing=message.missing, token=token))
         if not subscription.began:
@@ -227,7 +232,11 @@ class Inbox:
         return [*_lost_acks(subscription), Ended(number=message.number, error=error)]
 
     def next_deadline(self) -> int | None:
-        tries = [one.again_us for one in self._subscriptions.values() if one.again_us is not None]
+        tries = [
+            subscription.again_us
+            for subscription in self._subscriptions.values()
+            if subscription.again_us is not None
+        ]
         return min(tries, default=None)
 
     def tick(self, now_us: int) -> list[wire.Message]:
@@ -236,7 +245,7 @@ class Inbox:
         for subscription in self._subscriptions.values():
             if subscription.again_us is not None and subscription.again_us <= now_us:
                 subscription.again_us = None
-                begin.append(subscription.again())
+                begin.append(subscription.resume_request())
         return begin
 
     # --- deliveries
@@ -250,10 +259,10 @@ class Inbox:
             self.consumed(len(frame))
             return []
         out: list[Effect] = []
-        if subscription.torn_us is not None and not subscription.told:
+        if subscription.torn_us is not None and not subscription.tear_told:
             # The nearest streams begin before all have: the application must not take this as unbroken.
             out = self._tell_torn(subscription, at_us)
-            subscription.told = True
+            subscription.tear_told = True
         shared = subscription.request.shared
         gap, rows = _taken(batch) if shared else subscription.streams.take(batch, limits)
         if gap is not None:

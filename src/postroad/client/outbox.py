@@ -81,12 +81,12 @@ class Outbox:
         A broker with narrower limits than the one before may not take some of it: that is the error.
         """
         self._cut()
-        held = [*self._sent, *self._waiting]
+        entries = [*self._sent, *self._waiting]
         self._sent.clear()
         self._waiting.clear()
         self._sequence = 0
         dropped = 0
-        for entry in held:
+        for entry in entries:
             try:
                 batch = EventBatch.parse(entry.frame, limits, expect=Kind.PUBLISH)
             except PeerError:
@@ -293,17 +293,17 @@ class Outbox:
         return self.held_events + self._builder.count
 
     def check(self) -> None:
-        held = [*self._sent, *self._waiting]
+        entries = [*self._sent, *self._waiting]
         if self.room and not self.open:
             raise BugError("room without a connection")
-        if self.held_bytes != sum(len(entry.frame) for entry in held):
+        if self.held_bytes != sum(len(entry.frame) for entry in entries):
             raise BugError("the outbox miscounts its bytes")
-        if self.held_events != sum(entry.count for entry in held):
+        if self.held_events != sum(entry.count for entry in entries):
             raise BugError("the outbox miscounts its events")
-        ordinals = [entry.ordinal for entry in held]
+        ordinals = [entry.ordinal for entry in entries]
         if ordinals != sorted(set(ordinals)):
             raise BugError("the outbox is out of order")
-        sequences = [entry.sequence for entry in held]
+        sequences = [entry.sequence for entry in entries]
         last = sequences[-1] if self.open and sequences else self._sequence
         if sequences != sorted(set(sequences)) or last != self._sequence:
             raise BugError("the outbox misnumbers its frames")

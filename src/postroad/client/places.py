@@ -50,7 +50,7 @@ class Places:
         self._at = (self._at + 1) % len(self._addresses)
         return self._tried % len(self._addresses) != 0
 
-    def found(self, addresses: Sequence[str]) -> None:
+    def replace(self, addresses: Sequence[str]) -> None:
         """Only these from now on."""
         self._addresses = list(dict.fromkeys(addresses))[:MAX_PLACES]
         self._at = self._tried = 0
@@ -58,8 +58,8 @@ class Places:
     def move(self, addresses: Sequence[str]) -> None:
         """First these; what is known already stays behind them, and the current one last."""
         left = self.current
-        rest = [one for one in self._addresses if one != left]
-        self.found([*(one for one in addresses if one != left), *rest, left])
+        rest = [address for address in self._addresses if address != left]
+        self.replace([*(address for address in addresses if address != left), *rest, left])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,8 @@ class Reviews:
 
     def __call__(self, choices: Sequence[Choice], current: str, coin: int) -> Choice | None:
         """Where to move. Not the choice of a search, which goes by the ping: that may be where it is now."""
-        here = next((one for one in choices if one.address == current), None)
-        best = max(choices, key=lambda one: one.weight, default=None)
+        here = next((choice for choice in choices if choice.address == current), None)
+        best = max(choices, key=lambda choice: choice.weight, default=None)
         if here is None or best is None or best.weight - here.weight < MUCH_BETTER:
             self._in_favour = 0
             return None

@@ -59,7 +59,7 @@ class Consumer:
     again_us: int | None = None  # when it asks again, or says verdicts again
     pause_us: int = 0
     place: bytes = b""  # the highest seen
-    held: dict[bytes, wire.QueueMessage] = field(
+    unsettled: dict[bytes, wire.QueueMessage] = field(
         default_factory=dict
     )  # with the application, or being settled
     ready: deque[wire.QueueMessage] = field(default_factory=deque)  # of them, those to be handed out
@@ -127,9 +127,9 @@ class Receiver:
     ) -> int:
         """Say it with the next `take`; Verdict follows, under the ticket returned."""
         consumer = self._consumers.get(number)
-        if consumer is None or key not in consumer.held:
+        if consumer is None or key not in consumer.unsettled:
             raise UsageError("this message is settled, or its inbox is closed")
-        message = consumer.held[key]
+        message = consumer.unsettled[key]
         if verdict == "again" and message.form == "transactional":
             consumer.retried[message.source, message.session] = message.id
         self._last_verdict += 1
@@ -238,12 +238,12 @@ class Receiver:
         for each in message.messages:
             if len(each.key) > MAX_KEY_BYTES:
                 raise PeerError(f"a key of {len(each.key)} bytes, at most {MAX_KEY_BYTES} are possible")
-            if each.key in consumer.held:
+            if each.key in consumer.unsettled:
                 continue
-            if len(consumer.held) >= 4 * consumer.receive.window + SPARE:
+            if len(consumer.unsettled) >= 4 * consumer.receive.window + SPARE:
                 window = consumer.receive.window
-                raise PeerError(f"{len(consumer.held)} messages are not settled, the window is {window}")
-            consumer.held[each.key] = each
+                raise PeerError(f"{len(consumer.unsettled)} messages are not settled, the window is {window}")
+            consumer.unsettled[each.key] = each
             if self._was_accepted(consumer, each):
                 self._settle(consumer, each.key, "accept", now_us, 0)
             elif not _readable(each.attributes):
@@ -290,21 +290,21 @@ class Receiver:
     ) -> list[Effect]:
         """With an error the messages stay with the application, which may say something else of them."""
         settlement = consumer.settling.pop(ticket)
-        told: list[Effect] = []
+        effects: list[Effect] = []
         said = list(outcomes) or [""] * len(settlement.keys)
         for key, waiting, outcome in zip(settlement.keys, settlement.tickets, said, strict=True):
-            message = consumer.held.get(key)
+            message = consumer.unsettled.get(key)
             if outcome not in ("", "early"):
-                consumer.held.pop(key, None)
+                consumer.unsettled.pop(key, None)
             if outcome == "accepted" and message is not None:
                 self._remember(consumer, message)
             if outcome != "again" and message is not None:
                 self._go_on(consumer, message)
             if waiting:
-                told.append(Verdict(ticket=waiting, outcome=outcome, error=error))
+                effects.append(Verdict(ticket=waiting, outcome=outcome, error=error))
         if consumer.ready:
-            told.append(Arrived(number=consumer.receive.number))
-        return told
+            effects.append(Arrived(number=consumer.receive.number))
+        return effects
 
     @staticmethod
     def _go_on(consumer: Consumer, message: wire.QueueMessage) -> None:
@@ -343,7 +343,7 @@ class Receiver:
     def tick(self, now_us: int) -> tuple[list[wire.Message], list[Effect]]:
         """Who asks again; and verdicts that were not answered for too long."""
         asked: list[wire.Message] = []
-        told: list[Effect] = []
+        effects: list[Effect] = []
         for consumer in self._consumers.values():
             self._number(consumer)
             due = consumer.again_us is not None and consumer.again_us <= now_us
@@ -356,17 +356,17 @@ class Receiver:
             ]
             for ticket in late:
                 error = UnavailableError("outcome unknown: no broker has confirmed it in time; say it again")
-                told += self._end_settlement(consumer, ticket, error=error)
-        return asked, told
+                effects += self._end_settlement(consumer, ticket, error=error)
+        return asked, effects
 
     def check(self) -> None:
         """The invariants."""
         for consumer in self._consumers.values():
             settling = [key for each in consumer.settling.values() for key in each.keys]
             settling += [key for each in consumer.fresh for key in each.keys]
-            if not consumer.held.keys() >= set(settling):
+            if not consumer.unsettled.keys() >= set(settling):
                 raise BugError("a message is being settled that nobody has")
-            if not consumer.held.keys() >= {message.key for message in consumer.ready}:
+            if not consumer.unsettled.keys() >= {message.key for message in consumer.ready}:
                 raise BugError("a message is ready that is settled")
             if (consumer.joined or consumer.asked) and not self.open:
                 raise BugError("a consumer has joined without a connection")

@@ -147,15 +147,15 @@ class Sender:
 
     def end_session(self, session: bytes) -> wire.EndSession | None:
         """In good order, if all that it sent is kept."""
-        found = self._sessions.pop(session, None)
-        if found is None:
+        closing = self._sessions.pop(session, None)
+        if closing is None:
             return None
-        found.ended = True
+        closing.ended = True
         for key in [key for key, lane in self._lanes.items() if key[0] == session and not lane.unkept]:
             del self._lanes[key]
-        if not found.used or found.unkept or not self.open:
+        if not closing.used or closing.unkept or not self.open:
             return None
-        return wire.EndSession(source=found.source, session=session)
+        return wire.EndSession(source=closing.source, session=session)
 
     def add(
         self,
@@ -251,7 +251,7 @@ class Sender:
             else:
                 chosen.append(parcel)
         sends: list[wire.Send] = []
-        told: list[Effect] = []
+        effects: list[Effect] = []
         for parcels in _shared(chosen):
             sends.append(self._send(parcels))
             if parcels[0].reliable:
@@ -259,8 +259,8 @@ class Sender:
             else:
                 self._unanswered.append(self._last_number)
                 self._settle(parcels)
-                told.append(Kept(ordinals=tuple(parcel.ordinal for parcel in parcels)))
-        return sends, told
+                effects.append(Kept(ordinals=tuple(parcel.ordinal for parcel in parcels)))
+        return sends, effects
 
     def _send(self, parcels: list[Parcel]) -> wire.Send:
         first = parcels[0]
@@ -297,20 +297,20 @@ class Sender:
             return self._late(message)
         places = _places(parcels, message.places)
         if message.state == "kept":
-            told = self._kept(places, message.chain)
+            effects = self._kept(places, message.chain)
         elif message.state == "delivered":
-            told = self._kept(places, message.chain) + self._delivered(places)
+            effects = self._kept(places, message.chain) + self._delivered(places)
         elif message.state == "gap" or message.code in ("full", "unavailable"):
             error = from_wire(message.code or "unavailable", printable(message.reason or "it came too early"))
-            told = self._again(places, message.chain, error, now_us)
+            effects = self._send_later(places, message.chain, error, now_us)
         elif message.code:
             error = from_wire(message.code, printable(message.reason))
-            told = self._refuse([parcel for parcel, _ in places], error)
+            effects = self._refuse([parcel for parcel, _ in places], error)
         else:
             raise PeerError(f"SENT says {message.state!r}, which is no state of a message")
         if not any(self._in_flight(parcel) for parcel in parcels):
             self._flights.pop(message.number, None)
-        return told
+        return effects
 
     def _late(self, message: wire.Sent) -> list[Effect]:
         """About what was given up, or what needs no answer."""
@@ -351,7 +351,7 @@ class Sender:
                 done.append(parcel.ordinal)
         return [Confirmed(ordinals=tuple(done))] if done else []
 
-    def _again(
+    def _send_later(
         self, places: list[tuple[Parcel, int]], chain: bytes, error: PostroadError, now_us: int
     ) -> list[Effect]:
         for parcel, place in places:
@@ -416,10 +416,10 @@ class Sender:
         return self._give_up(list(self._unkept.values()), str(error))
 
     def _give_up(self, parcels: list[Parcel], why: str) -> list[Effect]:
-        told: list[Effect] = []
+        effects: list[Effect] = []
         for error, some in groupby(parcels, key=lambda parcel: _known_of(parcel, why)):
-            told += self._refuse(list(some), error[0](error[1]))
-        return told
+            effects += self._refuse(list(some), error[0](error[1]))
+        return effects
 
     def check(self) -> None:
         """The invariants."""

@@ -18,11 +18,15 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from msgspec.structs import force_setattr
+
+from postroad.client.arguments import check_patience
+from postroad.client.asking import REPLY_TO
 from postroad.client.clock import now_us
 from postroad.client.repair.settings import RepairSettings
 from postroad.client.settings import check_texts
 from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
-from postroad.events import Event, EventBatch, Gap
+from postroad.events import Event, EventBatch, Gap, GapError
 from postroad.events.token import CheckpointToken
 from postroad.ids import parse_pubend
 from postroad.wire.frames import Subscribe
@@ -60,7 +64,7 @@ class Subscription:
         self._settled: dict[int, int] = {}  # all that was consumed
         self._due: dict[int, int] = {}  # of that, what is to be acknowledged
         # Shared: handed out, by pubend and tick -> whether it is a gap, by its first tick.
-        self._held: dict[tuple[int, int], bool] = {}
+        self._handed_out: dict[tuple[int, int], bool] = {}
         self._due_events: dict[tuple[int, int], bool] = {}  # shared: consumed, to be acknowledged
         self._last: dict[int, int] = {}  # the newest event or gap handed out: pubend -> tick
         self._acked: dict[int, int] = {}  # the token is the application's: what it said it has stored
@@ -68,6 +72,7 @@ class Subscription:
         self._call_soon: Callable[[Callable[[], None]], object] | None = None  # on the client's loop
         self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
         self._client = client
+        self._answer: Callable[..., object] = client._answer  # what `event.reply` of its events does
         self._number: int | None = None
         self._began: asyncio.Future[None] | None = None
         # Bounded by the client's window: what came and its size. Between two of these at most one token, up
@@ -90,7 +95,7 @@ class Subscription:
     ) -> None:
         if kind is not None:
             self._fresh.clear()  # who fails is not done with what it was given last
-            self._held.clear()
+            self._handed_out.clear()
         await self.close()
 
     def __await__(self) -> Generator[Any, None, Subscription]:
@@ -173,14 +178,14 @@ class Subscription:
                 token = {pubend: event.tick}
                 events = self._up_to((pubend, event.tick))
             else:
-                token, events = dict(self._token), list(self._held)
-            if self.shared and not self._held.keys() >= set(events):
+                token, events = dict(self._token), list(self._handed_out)
+            if self.shared and not self._handed_out.keys() >= set(events):
                 raise UnavailableError(
                     "this event is not with this consumer any more: it was acknowledged, or the connection "
                     "broke and it goes to another"
                 )
             for place in events:
-                self._held.pop(place, None)
+                self._handed_out.pop(place, None)
         if events if self.shared else token:
             await self._client._acknowledge(
                 self._number, None if self.shared else token, _by_pubend(events) if self.shared else None
@@ -190,8 +195,8 @@ class Subscription:
 
     def _up_to(self, place: tuple[int, int]) -> list[tuple[int, int]]:
         """Shared: this event, and the gaps that were handed out before it."""
-        before = takewhile(lambda one: one != place, self._held)
-        return [*(one for one in before if self._held[one]), place]
+        before = takewhile(lambda earlier: earlier != place, self._handed_out)
+        return [*(earlier for earlier in before if self._handed_out[earlier]), place]
 
     def _hand_out(self, pubend: int, tick: int, end: int) -> None:
         """The application gets the event at `tick`; it then has everything up to `end`."""
@@ -199,7 +204,7 @@ class Subscription:
             return
         with self._lock:
             if self.shared:
-                self._held[pubend, tick] = False
+                self._handed_out[pubend, tick] = False
             else:
                 self._last[pubend] = tick
                 self._advance(pubend, end)
@@ -229,14 +234,14 @@ class Subscription:
 
     def _settle(self) -> None:
         """Who asks for more is done with what it had."""
-        if self._wanted.ack not in ("auto", "batch") or not (self._fresh or self._held):
+        if self._wanted.ack not in ("auto", "batch") or not (self._fresh or self._handed_out):
             return
         with self._lock:
             self._settled.update(self._fresh)
             self._due.update(self._fresh)
             self._fresh.clear()
-            self._due_events.update(self._held)
-            self._held.clear()
+            self._due_events.update(self._handed_out)
+            self._handed_out.clear()
             if self._saying or self._call_soon is None:
                 return
             self._saying = True
@@ -261,7 +266,7 @@ class Subscription:
         """What a consumer of a shared subscription has not acknowledged goes to others."""
         if self.shared:
             with self._lock:
-                self._held.clear()
+                self._handed_out.clear()
                 self._due_events.clear()
             self._drop_unread()
 
@@ -290,6 +295,22 @@ class Subscription:
             self._ready.extend(item.events())
         return event
 
+    async def only_events(self) -> AsyncIterator[Event]:
+        """The events alone: where some are missing, GapError is raised."""
+        async for item in self:
+            if isinstance(item, Gap):
+                raise GapError(item)
+            yield item
+
+    async def get(self, timeout: float | None = None) -> Event | Gap:  # noqa: ASYNC109 -- as of queues
+        """The next one; TimeoutError if none comes in `timeout` seconds."""
+        check_patience(timeout)
+        async with asyncio.timeout(timeout):
+            try:
+                return await anext(self)
+            except StopAsyncIteration:
+                raise UsageError("this subscription is closed") from None
+
     def _take(self) -> Event | None:
         """The next event of the batch being read."""
         if not self._ready:
@@ -303,6 +324,8 @@ class Subscription:
         if event.tick is not None:
             pubend, end = self._reading
             self._hand_out(pubend, event.tick, event.tick if self._ready else end)
+        if REPLY_TO in event.attributes:
+            force_setattr(event, "_answer", self._answer)
         return event
 
     async def batches(self) -> AsyncIterator[list[EventBatch | Gap]]:
@@ -311,9 +334,9 @@ class Subscription:
             items = [item]
             while self._queue and not isinstance(self._queue[0][0], dict):
                 items.append(self._pop())
-            for one in items:
-                if isinstance(one, EventBatch):
-                    self._hand_out_batch(one)
+            for delivered in items:
+                if isinstance(delivered, EventBatch):
+                    self._hand_out_batch(delivered)
             yield items
 
     def _hand_out_batch(self, batch: EventBatch) -> None:
@@ -378,7 +401,7 @@ class Subscription:
             with self._lock:
                 pubend = parse_pubend(item.pubend)
                 if self.shared:
-                    self._held[pubend, item.start + 1] = True
+                    self._handed_out[pubend, item.start + 1] = True
                 else:
                     self._last[pubend] = item.end
                     self._advance(pubend, item.end)
@@ -393,9 +416,9 @@ class Subscription:
     def _put(self, item: EventBatch | Gap, taken: int) -> None:
         if not taken and self._queue and isinstance(item, Gap) and not item.pubend:
             # Gaps of reconnects take nothing of the window. Two with nothing between them are told as one.
-            last, held = self._queue[-1]
+            last, size = self._queue[-1]
             if isinstance(last, Gap) and not last.pubend:
-                self._queue[-1] = (Gap(pubend="", start=last.start, end=item.end), held)
+                self._queue[-1] = (Gap(pubend="", start=last.start, end=item.end), size)
                 return
         if not taken and len(self._queue) >= MAX_UNREAD and isinstance(item, EventBatch):
             self.dropped += 1  # only best-effort events take nothing of the window
@@ -433,7 +456,7 @@ class Subscription:
 
 
 def _by_pubend(events: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
+    ticks_of: dict[int, list[int]] = {}
     for pubend, tick in events:
-        found.setdefault(pubend, []).append(tick)
-    return {pubend: tuple(ticks) for pubend, ticks in found.items()}
+        ticks_of.setdefault(pubend, []).append(tick)
+    return {pubend: tuple(ticks) for pubend, ticks in ticks_of.items()}

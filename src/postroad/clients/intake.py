@@ -155,6 +155,8 @@ class Intake:
         self._counters["rejected_publishes_total"] += 1
         rejected = Rejected(sequence=batch.channel, code=error.code, reason=str(error))
         turn.send(connection, encode(rejected))
+        if isinstance(error, DeniedError):
+            turn.note("warning", f"denied: {error}")
         if batch.durable:
             self._durable.refused(connection)
 

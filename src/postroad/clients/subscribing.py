@@ -107,17 +107,22 @@ class Subscribing:
                 self._subscribe_plain(turn, peer, message, selector)
         except (UsageError, UnavailableError) as error:
             turn.send(connection, encode(Ended(number=number, code=error.code, reason=str(error))))
+            if isinstance(error, DeniedError):
+                turn.note("warning", f"denied to client {peer.name!r}: {error}")
 
     def _host(self) -> DurableSubscriptions:
         if not self._hosts:
             raise UsageError("this broker keeps nothing on disk: it has no durable subscriptions")
         return self._hosts[0]
 
+    def count(self, connection: int) -> int:
+        """The subscriptions of a client."""
+        return self._delivery.count(connection) + sum(host.count(connection) for host in self._hosts)
+
     def _checked(self, peer: Peer, message: Subscribe) -> Selector:
         if not 0 <= message.number <= _MAX_NUMBER:
             raise UsageError(f"subscription number {message.number} is not an unsigned 32-bit number")
-        durable = sum(host.count(peer.connection) for host in self._hosts)
-        if self._delivery.count(peer.connection) + durable >= peer.limits.subscriptions:
+        if self.count(peer.connection) >= peer.limits.subscriptions:
             raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
         selector = Selector.parse(message.topic, message.where, self._limits)
         if not self._links.may_subscribe(peer.connection, message.topic):

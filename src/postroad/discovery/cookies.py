@@ -44,5 +44,5 @@ class Cookies:
     def _digest(self, purpose: bytes, endpoint: Endpoint, time: bytes) -> bytes:
         if not self._secret:
             self._secret = self._draw(1 << 8 * _SECRET_BYTES).to_bytes(_SECRET_BYTES, "big")
-        said = b"\0".join((purpose, endpoint[0].encode(), str(endpoint[1]).encode(), time))
-        return hashlib.blake2b(said, key=self._secret, digest_size=COOKIE_BYTES - _TIME_BYTES).digest()
+        signed = b"\0".join((purpose, endpoint[0].encode(), str(endpoint[1]).encode(), time))
+        return hashlib.blake2b(signed, key=self._secret, digest_size=COOKIE_BYTES - _TIME_BYTES).digest()

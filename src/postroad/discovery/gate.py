@@ -45,7 +45,7 @@ class Gate:
             source[0],
             uuid=asking.uuid,
             cookie=asking.cookie,
-            shown=asking.credential,
+            credential=asking.credential,
             certificate=opened.certificate,
         ):
             return Entry(Verdict.REFUSED)

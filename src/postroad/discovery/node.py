@@ -31,8 +31,10 @@ from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Effect
 from postroad.seam.inputs import Input
 from postroad.seam.inputs import Opened as ConnectionOpened
+from postroad.seam.levels import Level
 from postroad.units import SECOND_US
 from postroad.wire.discovery import (
+    SECRET_BYTES,
     UUID_BYTES,
     Acknowledge,
     Advertise,
@@ -48,6 +50,7 @@ from postroad.wire.discovery import (
 
 MAX_BROKERS: Final = 10_000
 MAX_INJECTIONS: Final = 64  # of one attempt
+ORDER_US: Final = SECOND_US  # how long brokers may stay in the order of distances that have changed since
 PING_US: Final = 10 * SECOND_US
 SILENT_US: Final = 25 * SECOND_US  # without a pong: no request is passed on there if another broker is left
 ANNOUNCE_US: Final = 20 * SECOND_US
@@ -109,6 +112,12 @@ class DiscoveryNode:
         )
         self._gate = Gate(policy, self._envelopes, draw)
         self._brokers: dict[int, _Broker] = {}  # by number, at most MAX_BROKERS
+        self._by_secret: dict[bytes, int] = {}  # secret of an advertisement -> the number of its broker
+        # The brokers of each network by distance, the network with the nearest one first; how many should
+        # answer; and until when that holds, 0 if somebody came, went or has another network.
+        self._networks: list[list[_Broker]] = []
+        self._expected = 0
+        self._ordered_until_us = 0
         self._memory = Memory(settings.remember)
         self._rates = Rates()
         self._announced: dict[Endpoint, bytes] = dict.fromkeys(settings.announce, b"")  # -> UUID of it
@@ -180,11 +189,12 @@ class DiscoveryNode:
         if not self._admits(message, opened, datagram, now_us):
             return
         attempts = self._memory.attempts(message.uuid, message.attempt)
+        self._order_networks(now_us)
         if attempts:
             self._counters["requests_total"] += 1
-            for broker in self._entries(attempts, now_us):
+            for broker in self._entries(attempts):
                 self._inject(message, opened.certificate, source, broker)
-        acknowledge = Acknowledge(uuid=message.uuid, attempt=message.attempt, brokers=self._expected(now_us))
+        acknowledge = Acknowledge(uuid=message.uuid, attempt=message.attempt, brokers=self._expected)
         self._send(source, acknowledge, message.key)
 
     def _inject(self, request: Request, certificate: str, source: Endpoint, broker: _Broker) -> None:
@@ -203,23 +213,30 @@ class DiscoveryNode:
         )
         self._send(broker.endpoint, inject, broker.advertised.key)
 
-    def _networks(self, now_us: int) -> list[list[_Broker]]:
-        """The brokers of each network by distance; the network with the nearest one first. Silent brokers
-        are left out where another is left."""
+    def _order_networks(self, now_us: int) -> None:
+        """Sorted at most once in a while, not for every request. Silent brokers are left out where another
+        of their network is left."""
+        if now_us < self._ordered_until_us:
+            return
+        self._ordered_until_us = now_us + ORDER_US
         networks: dict[int, list[_Broker]] = {}
         for broker in self._brokers.values():
             if broker.expires_us > now_us:
                 networks.setdefault(broker.advertised.network, []).append(broker)
-        found: list[list[_Broker]] = []
+        self._networks = []
         for members in networks.values():
-            heard = [one for one in members if now_us - one.heard_us < SILENT_US] or members
-            found.append(sorted(heard, key=_distance))
-        return sorted(found, key=lambda members: _distance(members[0]))
+            answering = [broker for broker in members if now_us - broker.heard_us < SILENT_US]
+            self._networks.append(sorted(answering or members, key=_distance))
+        self._networks.sort(key=lambda members: _distance(members[0]))
+        self._expected = sum(
+            max(len(members), *(broker.advertised.members for broker in members))
+            for members in self._networks
+        )
 
-    def _entries(self, attempts: int, now_us: int) -> list[_Broker]:
+    def _entries(self, attempts: int) -> list[_Broker]:
         """Where a request is passed on: the closest and the farthest of each network, then more between."""
         entries: list[_Broker] = []
-        for members in self._networks(now_us):
+        for members in self._networks[:MAX_INJECTIONS]:
             count = min(len(members), 2 * attempts)
             if count == 1:
                 entries.append(members[0])
@@ -228,16 +245,11 @@ class DiscoveryNode:
                 entries += [members[last * place // (count - 1)] for place in range(count)]
         return entries[:MAX_INJECTIONS]
 
-    def _expected(self, now_us: int) -> int:
-        """How many brokers should answer."""
-        networks = self._networks(now_us)
-        return sum(max(len(one), *(broker.advertised.members for broker in one)) for one in networks)
-
     # ---- brokers
 
     def _on_advertise(self, message: Advertise, opened: Opened, datagram: Datagram, now_us: int) -> None:
-        before = self._brokers.get(message.broker)
-        if not self._is_of_interest(message, datagram.source, before):
+        known = self._brokers.get(message.broker)
+        if not self._is_of_interest(message, datagram.source, known):
             self._counters["advertisements_refused_total"] += 1
             return
         if not self._admits(message, opened, datagram, now_us):
@@ -245,32 +257,51 @@ class DiscoveryNode:
         self._counters["advertisements_total"] += 1
         self._send(datagram.source, Advertised(uuid=message.uuid, time_us=now_us), message.key)
         if not message.lifetime_s:
-            self._brokers.pop(message.broker, None)
+            self._forget(message.broker)
             return
         expires_us = now_us + message.lifetime_s * SECOND_US
-        if before is not None:
-            before.advertised, before.endpoint, before.expires_us = message, datagram.source, expires_us
+        if known is not None:
+            before = known.advertised
+            if (before.network, before.members) != (message.network, message.members):
+                self._ordered_until_us = 0
+            self._forget_secret(before)
+            known.advertised, known.endpoint, known.expires_us = message, datagram.source, expires_us
+            self._by_secret[message.secret] = message.broker
             return
         broker = _Broker(message, datagram.source, expires_us, heard_us=now_us)
         self._brokers[message.broker] = broker
+        self._by_secret[message.secret] = message.broker
+        self._ordered_until_us = 0
         self._ping(broker, now_us)
         self._ping_us = min(self._ping_us, now_us + PING_US) if len(self._brokers) > 1 else now_us + PING_US
 
-    def _is_of_interest(self, message: Advertise, source: Endpoint, before: _Broker | None) -> bool:
+    def _forget(self, number: int) -> None:
+        broker = self._brokers.pop(number, None)
+        if broker is not None:
+            self._forget_secret(broker.advertised)
+            self._ordered_until_us = 0
+
+    def _forget_secret(self, advertised: Advertise) -> None:
+        """Unless another broker came with the same one since: its own fault, and nobody else's loss."""
+        if self._by_secret.get(advertised.secret) == advertised.broker:
+            del self._by_secret[advertised.secret]
+
+    def _is_of_interest(self, message: Advertise, source: Endpoint, known: _Broker | None) -> bool:
         regions = self._settings.regions
         if regions and not message.geography.startswith(regions):
             return False
-        if before is None:
+        if known is None:
             return len(self._brokers) < MAX_BROKERS
         # A number is taken over from another address only by who knows the secret, or once it is silent.
-        return before.endpoint == source or hmac.compare_digest(before.advertised.secret, message.secret)
+        return known.endpoint == source or hmac.compare_digest(known.advertised.secret, message.secret)
 
     def _on_pong(self, message: Pong, source: Endpoint, now_us: int) -> None:
-        for broker in self._brokers.values():
-            if broker.endpoint == source and hmac.compare_digest(broker.advertised.secret, message.key[:16]):
-                broker.clock.measured(message.sent_us, message.time_us, now_us)
-                broker.heard_us = now_us
-                return
+        broker = self._brokers.get(self._by_secret.get(message.key[:SECRET_BYTES], 0))
+        if broker is not None and broker.endpoint == source:
+            if not broker.clock:
+                self._ordered_until_us = 0
+            broker.clock.measured(message.sent_us, message.time_us, now_us)
+            broker.heard_us = now_us
 
     def _ping(self, broker: _Broker, now_us: int) -> None:
         broker.pinged_us = now_us
@@ -282,7 +313,7 @@ class DiscoveryNode:
         if self._brokers and now_us >= self._ping_us:
             for number, broker in list(self._brokers.items()):
                 if now_us >= broker.expires_us:
-                    del self._brokers[number]
+                    self._forget(number)
                 elif now_us >= broker.pinged_us + PING_US:
                     self._ping(broker, now_us)
             self._ping_us = now_us + PING_US // 10
@@ -296,13 +327,13 @@ class DiscoveryNode:
         uuid = self._announced[endpoint]
         if cookie is not None and cookie.uuid != uuid:
             return
-        shown = b"" if cookie is None else cookie.cookie
+        value = b"" if cookie is None else cookie.cookie
         announce = Announce(
             uuid=uuid,
             name=self._settings.name,
             sent_us=now_us,
-            cookie=shown,
-            credential=credential(self._settings.token, uuid, shown),
+            cookie=value,
+            credential=credential(self._settings.token, uuid, value),
             key=self._envelopes.key,
         )
         self._send(endpoint, announce, b"" if cookie is None else cookie.key)
@@ -312,6 +343,9 @@ class DiscoveryNode:
     def metrics(self) -> dict[str, int | float]:
         counted = {f"discovery_{key}": value for key, value in self._counters.items()}
         return {**counted, "discovery_brokers": len(self._brokers)}
+
+    def levels(self, _now_us: int) -> list[Level]:
+        return []
 
     def delays(self) -> list[Delays]:
         return []
@@ -338,6 +372,9 @@ class DiscoveryNode:
         for number, broker in self._brokers.items():
             if broker.advertised.broker != number:
                 raise BugError(f"broker {broker.advertised.broker:08x} is listed as {number:08x}")
+        for secret, number in self._by_secret.items():
+            if number not in self._brokers or self._brokers[number].advertised.secret != secret:
+                raise BugError(f"broker {number:08x} is listed by a secret that is not its own")
 
 
 def _distance(broker: _Broker) -> tuple[bool, int, int]:

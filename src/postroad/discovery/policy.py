@@ -21,14 +21,14 @@ _HINT_BYTES: Final = 8
 
 def credential(token: str, uuid: bytes, cookie: bytes) -> bytes:
     """What shows that the sender of a request has this token; "" without one."""
-    return _credential(bytes.fromhex(hash_token(token)), uuid, cookie) if token else b""
+    return _make_credential(bytes.fromhex(hash_token(token)), uuid, cookie) if token else b""
 
 
 def _hint(key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=_HINT_BYTES, person=b"postroad hint").digest()
 
 
-def _credential(key: bytes, uuid: bytes, cookie: bytes) -> bytes:
+def _make_credential(key: bytes, uuid: bytes, cookie: bytes) -> bytes:
     size = CREDENTIAL_BYTES - _HINT_BYTES
     return _hint(key) + hashlib.blake2b(uuid + cookie, key=key, digest_size=size).digest()
 
@@ -40,22 +40,22 @@ class Policy:
     def __init__(
         self, tokens: Mapping[str, str], *, certificates: bool, anonymous: bool, realms: tuple[str, ...]
     ) -> None:
-        self._keys = {_hint(bytes.fromhex(one)): bytes.fromhex(one) for one in tokens}
+        self._keys = {_hint(bytes.fromhex(digest)): bytes.fromhex(digest) for digest in tokens}
         self._certificates = certificates
         self._anonymous = anonymous  # on loopback
         self._realms = [ipaddress.ip_network(realm) for realm in realms]
 
-    def admits(self, host: str, *, uuid: bytes, cookie: bytes, shown: bytes, certificate: str) -> bool:
-        """`shown`: the credential; `certificate`: the verified name of who signed the request, or ""."""
+    def admits(self, host: str, *, uuid: bytes, cookie: bytes, credential: bytes, certificate: str) -> bool:
+        """`certificate`: the verified name of who signed the request, or ""."""
         if self._realms and not self._within(host):
             return False
         if not self._keys and not self._certificates:
             return True
         if certificate and self._certificates:
             return True
-        if shown:
-            key = self._keys.get(shown[:_HINT_BYTES])
-            return key is not None and hmac.compare_digest(shown, _credential(key, uuid, cookie))
+        if credential:
+            key = self._keys.get(credential[:_HINT_BYTES])
+            return key is not None and hmac.compare_digest(credential, _make_credential(key, uuid, cookie))
         return self._anonymous and _is_loopback(host)
 
     def _within(self, host: str) -> bool:

@@ -64,6 +64,7 @@ from postroad.wire.frames import Discover, encode
 TABLE: Final = "discovery_targets"  # endpoint of a broker that was found last -> nothing
 MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
 RETRY_US: Final = SECOND_US  # of an advertisement that is not confirmed
+SILENT_ADVERTISEMENTS: Final = 10  # one after the other, before the log says so
 SEARCH_FIRST_US: Final = 5 * SECOND_US  # before looking for brokers to link with again
 SEARCH_LAST_US: Final = 60 * SECOND_US
 PRIVATE_LIFE_US: Final = 120 * SECOND_US  # of a private discovery node that no longer announces itself
@@ -79,7 +80,7 @@ COUNTERS: Final = (
     "dropped",
     "searches",
 )
-_HEARD: Final = (
+_KINDS: Final = (
     Kind.REQUEST,
     Kind.COOKIE,
     Kind.ACKNOWLEDGE,
@@ -100,6 +101,7 @@ class _Node:
     due_us: int
     uuid: bytes = b""  # of the last advertisement
     confirmed_us: int = 0
+    unanswered: int = 0  # advertisements since the last one that was confirmed
     until_us: int | None = None  # a private one: unless it announces itself again
     cookie: Cookie | None = None  # the last one
     clock: ClockOffset = field(default_factory=ClockOffset)
@@ -126,20 +128,12 @@ class Discovery:
     ) -> None:
         self._me = me
         self._config = config
-        self._token = config.token
         self._address = address
         self._links = links
         self._flooding = flooding
         self._topology = topology
         self._draw = draw
-        self._envelopes = Envelopes(sealer)
-        policy = Policy(
-            auth.tokens,
-            certificates=auth.certificates or sealer is not None,
-            anonymous=auth.anonymous,
-            realms=config.realms,
-        )
-        self._gate = Gate(policy, self._envelopes, draw)
+        self.reload(auth, config.token, sealer)
         self._memory = Memory(config.remember)
         self._rates = Rates()
         self._usage = Usage()
@@ -147,20 +141,32 @@ class Discovery:
         self._group = endpoint(config.group) if config.group else None
         self._has_disk = board.has_disk
         self._known = tuple(read_target(key, row) for key, row in board.table(TABLE, read_target).items())
-        self._nodes = {endpoint(one): _Node(now_us) for one in config.nodes}  # at most MAX_NODES
-        self._told = (0, 0)  # our network and its members, as last advertised
+        self._nodes = {endpoint(node): _Node(now_us) for node in config.nodes}  # at most MAX_NODES
+        self._advertised_network = (0, 0)  # our network and its members, as last advertised
         self._search: Search | None = None
         self._search_us: int | None = now_us if config.join else None  # when to look for links next
         self._search_pause_us = SEARCH_FIRST_US
         self._joined: list[str] = []  # addresses dialled because they were found
         self._counters = dict.fromkeys(COUNTERS, 0)
-        for kind in _HEARD if config.enabled else ():
+        for kind in _KINDS if config.enabled else ():
             board.datagram(kind, self._on_datagram)
         board.from_broker(Discover, self._on_discover)
         board.sample(self._sampled)
         board.start(self._start)
         board.metrics(self._metrics)
         board.status("discovery", self._status)
+
+    def reload(self, auth: AuthConfig, token: str, sealer: Sealer | None) -> None:
+        """These tokens and certificates hold from now on, and `token` is what we show."""
+        self._token = token
+        self._envelopes = Envelopes(sealer)
+        policy = Policy(
+            auth.tokens,
+            certificates=auth.certificates or sealer is not None,
+            anonymous=auth.anonymous,
+            realms=self._config.realms,
+        )
+        self._gate = Gate(policy, self._envelopes, self._draw)
 
     def _start(self, turn: Turn) -> None:
         if self._group is not None:
@@ -211,8 +217,8 @@ class Discovery:
 
     @staticmethod
     def _send_all(turn: Turn, datagrams: list[SendTo]) -> None:
-        for one in datagrams:
-            turn.send_to(one.endpoint, one.data)
+        for datagram in datagrams:
+            turn.send_to(datagram.endpoint, datagram.data)
 
     def _send(self, turn: Turn, endpoint: Endpoint, message: Message, to: bytes) -> None:
         turn.send_to(endpoint, self._envelopes.pack(message, to))
@@ -282,7 +288,7 @@ class Discovery:
             request.host,
             uuid=request.uuid,
             cookie=request.cookie,
-            shown=request.credential,
+            credential=request.credential,
             certificate=request.certificate,
         ):
             self._respond(turn, request)
@@ -339,8 +345,12 @@ class Discovery:
             self._secret = self._draw(1 << 8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
         if cookie is None:
             node.uuid = self._new_uuid()
+            node.unanswered += 1
+            if node.unanswered == SILENT_ADVERTISEMENTS:
+                where = f"{endpoint[0]}:{endpoint[1]}"
+                turn.note("warning", f"the discovery node {where} does not answer: trying again every second")
         reachable = self._topology.reachable()
-        shown = b"" if cookie is None else cookie.cookie
+        value = b"" if cookie is None else cookie.cookie
         advertise = Advertise(
             uuid=node.uuid,
             broker=self._me.number,
@@ -354,8 +364,8 @@ class Discovery:
             members=len(reachable),
             lifetime_s=self._config.lifetime_s if lifetime_s is None else lifetime_s,
             sent_us=turn.now_us,
-            cookie=shown,
-            credential=credential(self._token, node.uuid, shown),
+            cookie=value,
+            credential=credential(self._token, node.uuid, value),
             key=self._envelopes.key,
         )
         if cookie is None:  # nobody has shown yet who answers there
@@ -367,6 +377,7 @@ class Discovery:
         node = self._nodes.get(source)
         if node is not None and node.uuid == message.uuid:
             node.confirmed_us = now_us
+            node.unanswered = 0
             node.due_us = now_us + self._config.advertise_us
 
     def _on_announce(self, turn: Turn, message: Announce, opened: Opened, datagram: Datagram) -> None:
@@ -386,7 +397,7 @@ class Discovery:
 
     # ---- links that are found
 
-    def _look(self, turn: Turn) -> None:
+    def _begin_search(self, turn: Turn) -> None:
         """Where there are fewer links than asked for, look for brokers of other networks, or any."""
         self._search_us = None
         self._counters["searches"] += 1
@@ -402,33 +413,35 @@ class Discovery:
         )
         self._send_all(turn, self._search.start(turn.now_us))
 
-    def _found(self, turn: Turn, search: Search) -> None:
+    def _end_search(self, turn: Turn, search: Search) -> None:
         self._search = None
         wanted = self._config.links - len(self._flooding)
-        if search.found is not None:
-            for one in search.found.candidates:
-                if wanted > 0 and one.response.broker not in self._flooding and one.address != self._address:
+        if search.result is not None:
+            for candidate in search.result.candidates:
+                linked = candidate.response.broker in self._flooding
+                if wanted > 0 and not linked and candidate.address != self._address:
                     wanted -= 1
-                    self._links.dial(one.address, turn.now_us)
-                    if one.address not in self._joined:
-                        self._joined.append(one.address)
-                        turn.note("info", f"found broker {one.response.name!r} at {one.address}: linking")
-            self._remember(turn, [one.endpoint for one in search.found.candidates])
+                    self._links.dial(candidate.address, turn.now_us)
+                    if candidate.address not in self._joined:
+                        self._joined.append(candidate.address)
+                        name = candidate.response.name
+                        turn.note("info", f"found broker {name!r} at {candidate.address}: linking")
+            self._remember(turn, [candidate.endpoint for candidate in search.result.candidates])
             # An address that turned out dead is not kept for ever.
             for address in self._joined[: -2 * self._config.links]:
                 self._joined.remove(address)
                 self._links.undial(turn, address)
-        elif self._counters["searches"] == 1:
-            turn.note("info", f"no broker to link with yet: {search.error}")
+        elif self._counters["searches"] == 1 and not len(self._flooding):
+            turn.note("info", "no broker to link with yet: looking for one from time to time")
         self._search_us = turn.now_us + self._search_pause_us
         self._search_pause_us = min(2 * self._search_pause_us, SEARCH_LAST_US)
 
     def _remember(self, turn: Turn, targets: list[Endpoint]) -> None:
         """The target set, for a start at which nobody else is there to ask (paper 7)."""
         before, self._known = self._known, tuple(targets[:MAX_KNOWN])
-        rows: list[tuple[bytes, bytes | None]] = [(_row(one), None) for one in before]
-        rows = [row for row in rows if row[0] not in {_row(one) for one in self._known}]
-        rows += [(_row(one), b"") for one in self._known if one not in before]
+        rows: list[tuple[bytes, bytes | None]] = [(_row(target), None) for target in before]
+        rows = [row for row in rows if row[0] not in {_row(target) for target in self._known}]
+        rows += [(_row(target), b"") for target in self._known if target not in before]
         if rows and self._has_disk:
             turn.save(TABLE, rows, then=None)
 
@@ -441,10 +454,10 @@ class Discovery:
         if self._search is not None:
             self._send_all(turn, self._search.tick(now_us))
             if self._search.stage is Stage.OVER:
-                self._found(turn, self._search)
+                self._end_search(turn, self._search)
         if self._search_us is not None and now_us >= self._search_us:
             if len(self._flooding) < self._config.links:
-                self._look(turn)
+                self._begin_search(turn)
             else:
                 self._search_pause_us = SEARCH_FIRST_US
                 self._search_us = now_us + SEARCH_FIRST_US
@@ -452,8 +465,8 @@ class Discovery:
     def _tick_nodes(self, turn: Turn) -> None:
         reachable = self._topology.reachable()
         network = (min(reachable), len(reachable))
-        if network != self._told:
-            self._told = network
+        if network != self._advertised_network:
+            self._advertised_network = network
             for node in self._nodes.values():
                 if node.confirmed_us:
                     node.due_us = min(node.due_us, turn.now_us)
@@ -481,9 +494,13 @@ class Discovery:
     def elsewhere(self) -> tuple[str, ...]:
         """Where clients may go when this broker stops: the nearest others."""
         topology = self._topology
-        others = [one for one in topology.reachable() if one != self._me.number and topology.address(one)]
-        others.sort(key=lambda one: (topology.distance(one), one))
-        return tuple(topology.address(one) for one in others[:MAX_ELSEWHERE])
+        others = [
+            broker
+            for broker in topology.reachable()
+            if broker != self._me.number and topology.address(broker)
+        ]
+        others.sort(key=lambda broker: (topology.distance(broker), broker))
+        return tuple(topology.address(broker) for broker in others[:MAX_ELSEWHERE])
 
     # ---- inspection
 

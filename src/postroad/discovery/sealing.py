@@ -67,18 +67,18 @@ class CertificateSealer:
 
     def afresh(self) -> CertificateSealer:
         """The same, without the memory of certificates that were checked."""
-        other = copy(self)
-        other._checked = OrderedDict()
-        return other
+        sealer = copy(self)
+        sealer._checked = OrderedDict()
+        return sealer
 
     # ---- sealing
 
     def seal(self, kind: int, body: bytes, to: bytes) -> Sealed:
         ephemeral = b""
         if to:
-            once = X25519PrivateKey.generate()
-            ephemeral = once.public_key().public_bytes_raw()
-            body = _cipher(once, to, ephemeral).encrypt(_NONCE, body, None)
+            private = X25519PrivateKey.generate()
+            ephemeral = private.public_key().public_bytes_raw()
+            body = _cipher(private, to, ephemeral).encrypt(_NONCE, body, None)
         signature = self._sign(_signed(kind, ephemeral, to, body))
         return Sealed(certificate=self._der, ephemeral=ephemeral, signature=signature, kind=kind, body=body)
 

@@ -4,15 +4,20 @@ V7).
 GATHERING: the request goes to the discovery nodes; to the multicast group and to the brokers of last time
 where there are no nodes, or where none has said a word for `retransmit_us`. Whoever is asked sends a cookie
 first, which shows it that we receive here, and shows us how far its clock is from ours. The request is
-repeated after silence, later and later and at random times: where a crowd asks a node more than it answers,
-those who were dropped must not come back all at once. It is enough when as many have answered as the
-discovery node, or those who answered, say there are; or the most that we asked for; or when nothing new came
-for a while. Without a discovery node others may be about to send their first cookie: that is waited for as
-long as the slowest cookie took, which has mostly passed by the time that responses come.
+repeated while brokers are missing, then to some of those who answered, too: they spread it as a node does.
+As long as nobody answers it is repeated later and later and at random times: where a crowd asks a node more
+than it answers, those who were dropped must not come back all at once.
 
-PINGING: the target set is pinged, all of it at once and several times. Who has not answered when the limit of
-"as near as the nearest" has passed is not that near, unless its pings were lost: those whose estimated delay
-says that they could be nearer are pinged again.
+It is enough when as many have answered as the discovery node, or those who answered, say there are; or the
+most that we asked for; or when a living broker would hardly have been silent for so many attempts, by the
+share of them that the others answered. Without a discovery node others may be about to send their first
+cookie: that is waited for as long as the slowest cookie took, which has mostly passed by the time that
+responses come.
+
+Pings go out as soon as a broker answers, while the others are waited for. PINGING: those of the target set
+that were not pinged yet are. Who has not answered when the limit of "as near as the nearest" has passed is
+not that near, unless its pings were lost: it is pinged again, unless its estimated delay says that it is far.
+How wrong such estimates are is seen from those who answered: they share the clocks on the way.
 
 Every search ends within `timeout_us`, with a choice or with a reason why there is none.
 """
@@ -22,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from postroad.clocks import ClockOffset
@@ -46,13 +52,15 @@ from postroad.wire.discovery import (
 
 MAX_CONTACTS: Final = 256  # nodes and brokers that are asked by one search
 MAX_KNOWN: Final = 32  # brokers of last time that are asked
-PERSISTENT: Final = 3  # attempts, before those who should answer and do not are given up
+MAX_HELPERS: Final = 3  # brokers that answered, and are asked to spread the next attempts
+PROMPT_ATTEMPTS: Final = 3  # while nobody answers, before attempts come later and later
+SILENT_SHARE: Final = 0.01  # of living brokers, that would be silent for as long as one taken for dead
 GATHER_SHARE: Final = 0.9  # of the timeout: what is left is for the pings
 QUIET_US: Final = 2 * MILLISECOND_US  # at least, without news before nobody else is expected
 PING_EVERY_US: Final = MILLISECOND_US // 4
 GRACE_US: Final = 2 * MILLISECOND_US  # machines are busy, too
-MORE_ROUNDS: Final = 6  # of pings, for those who did not answer the first ones
-SILENT_ROUND_US: Final = 150 * MILLISECOND_US  # between rounds while nobody has answered
+MORE_PINGS: Final = 12  # for a broker that did not answer so many as it should
+SILENCE_US: Final = 150 * MILLISECOND_US  # before these, while nobody has answered a ping
 DOUBT_SHARE: Final = 0.2  # of an estimated delay: clocks and paths are not what they seem
 DOUBT_US: Final = 2 * MILLISECOND_US  # and that
 TRANSPORTS: Final = ("tcp", "udp")
@@ -75,14 +83,23 @@ class _Contact:
     acknowledged: int = 0  # the latest attempt
 
 
+@dataclass(slots=True)
+class _Pings:
+    """The pings to one broker."""
+
+    answered: dict[int, bool] = field(default_factory=dict)  # when it was sent -> whether it was answered
+    last_us: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """`candidates`: the chosen one, then the rest of the target set in the order in which to try it, then
     all others that answered."""
 
     candidates: tuple[Candidate, ...]
     pinged: int  # of them, from the first
     phases_us: dict[str, int]  # how long each phase took
+    silent_nodes: tuple[Endpoint, ...] = ()  # discovery nodes of which nothing was heard
 
     @property
     def chosen(self) -> Candidate:
@@ -116,20 +133,22 @@ class Search:
         self._contacts = {node: _Contact(True) for node in tuple(nodes)[:MAX_NODES]}
         self._group_asked = False
         self._candidates: dict[int, Candidate] = {}  # by broker
+        self._answered: dict[int, set[int]] = {}  # broker -> the attempts that it answered
         self._expected = 0  # as discovery nodes say
-        self._targets: list[Candidate] = []
-        self._pinged: dict[int, dict[int, int]] = {}  # broker -> when pings were sent, each to 1 if answered
+        self._targets: list[Candidate] = []  # GATHERING: the first that answered
+        self._pings: dict[int, _Pings] = {}  # by broker, of all that were targets
+        self._nearest_us: int | None = None  # the least round trip of the targets
+        self._overestimate_us = 0  # the most by which a delay was longer than half of a round trip
         self._attempt = 0
         self._asked_us: list[int] = []  # when each attempt began, at most MAX_ATTEMPTS
         self._slowest_us = 0  # of the responses, since their attempts began
         self._slowest_cookie_us = self._cookie_us = 0  # likewise of the cookies; when the last one came
-        self._rounds = 0  # of pings
-        self._started_us = self._attempt_us = self._news_us = self._round_us = self._ticked_us = 0
-        self._repeat_us = self._answered_us = 0  # the next attempt; the first response
+        self._started_us = self._attempt_us = self._news_us = self._ticked_us = 0
+        self._repeat_us = self._first_response_us = 0  # the next attempt; the first response
         self._marks: dict[str, int] = {}  # phase -> when it was over
         self._out: list[SendTo] = []
         self.stage = Stage.GATHERING
-        self.found: Found | None = None  # OVER: unless there is an error
+        self.result: SearchResult | None = None  # OVER: unless there is an error
         self.error: UnavailableError | None = None
 
     # ---- the driver's side
@@ -140,54 +159,59 @@ class Search:
             self._fail("there is nobody to ask: no discovery node, no multicast, no broker of last time")
             return []
         self._ask(now_us)
-        return self._take()
+        return self._drain()
 
     def datagram(self, datagram: Datagram, now_us: int) -> list[SendTo]:
         """PeerError if it is malformed; what does not belong to this search is dropped."""
         if self.stage is not Stage.OVER:
             message = self._envelopes.unpack(datagram.data, now_us).message
-            self._heard(message, datagram.source, now_us)
+            self._receive(message, datagram.source, now_us)
             self._tick(now_us)
-        return self._take()
+        return self._drain()
 
-    def also(self, endpoint: Endpoint, now_us: int) -> list[SendTo]:
-        """There may be a broker, too."""
+    def ask_also(self, endpoint: Endpoint, now_us: int) -> list[SendTo]:
+        """There may be a broker at this endpoint, too."""
         if self.stage is Stage.GATHERING and len(self._contacts) < MAX_CONTACTS:
             contact = self._contacts.setdefault(endpoint, _Contact(False))
             self._out.append(SendTo(endpoint, self._request(contact, now_us)))
-        return self._take()
+        return self._drain()
 
     def tick(self, now_us: int) -> list[SendTo]:
         self._tick(now_us)
-        return self._take()
+        return self._drain()
 
     def next_deadline(self) -> int | None:
         """When `tick` is due although nothing comes in."""
         if self.stage is Stage.OVER:
             return None
-        over_us = self._started_us + self._settings.timeout_us
-        if self.stage is Stage.PINGING:
-            return min(over_us, self._round_over_us())
-        due = [over_us, self._repeat_us]
-        if self._candidates:
-            due += [self._met_us(), self._quiet_us(), self._gathered_us()]
+        due = [self._started_us + self._settings.timeout_us, *self._pings_due_us()]
+        if self.stage is Stage.GATHERING:
+            due.append(self._repeat_us)
+            if self._candidates:
+                due += [
+                    self._cookies_due_us(),
+                    self._responses_due_us(),
+                    self._gathered_us(),
+                    *self._ripe_us(),
+                ]
         # What has passed without ending anything waits for something else.
-        return min((one for one in due if one > self._ticked_us), default=over_us)
+        return min((due_us for due_us in due if due_us > self._ticked_us), default=self._ticked_us)
 
     def _tick(self, now_us: int) -> None:
         self._ticked_us = now_us
+        if self.stage is Stage.OVER:
+            return
+        self._ping_on(now_us)
+        late = now_us >= self._started_us + self._settings.timeout_us
         if self.stage is Stage.GATHERING:
             if self._enough(now_us):
                 self._begin_pinging(now_us)
-            elif now_us >= self._started_us + self._settings.timeout_us:
-                self._fail(self._nobody())
+            elif late:
+                self._fail(self._why_nobody())
             elif now_us >= self._repeat_us:
                 self._ask(now_us)
-        elif self.stage is Stage.PINGING:
-            if now_us >= self._started_us + self._settings.timeout_us:
-                self._decide(now_us)
-            else:
-                self._ping_on(now_us)
+        if self.stage is Stage.PINGING and (late or self._all_settled(now_us)):
+            self._decide(now_us)
 
     # ---- asking
 
@@ -203,6 +227,9 @@ class Search:
                 if len(self._contacts) < MAX_CONTACTS:
                     self._contacts.setdefault(endpoint, _Contact(False))
             self._group_asked = self._group is not None
+        for candidate in islice(self._candidates.values(), MAX_HELPERS):
+            if len(self._contacts) < MAX_CONTACTS:
+                self._contacts.setdefault(candidate.endpoint, _Contact(False))
         if self._group_asked and self._group is not None:
             self._out.append(SendTo(self._group, self._request(_Contact(False), now_us)))
         for endpoint, contact in self._contacts.items():
@@ -222,15 +249,16 @@ class Search:
         return self._envelopes.pack(request, contact.key)
 
     def _next_repeat_us(self, now_us: int) -> int:
-        """Half to one and a half times `retransmit_us` from now; after some attempts later and later."""
+        """Half to one and a half times `retransmit_us` from now; later and later while nobody answers."""
         if self._attempt >= MAX_ATTEMPTS:
             return self._started_us + self._settings.timeout_us
         wait_us = self._settings.retransmit_us
-        return now_us + (wait_us // 2 + self._draw(wait_us)) * max(1, self._attempt - PERSISTENT)
+        times = 1 if self._candidates else max(1, self._attempt - PROMPT_ATTEMPTS)
+        return now_us + (wait_us // 2 + self._draw(wait_us)) * times
 
     # ---- what comes
 
-    def _heard(self, message: Message, source: Endpoint, now_us: int) -> None:
+    def _receive(self, message: Message, source: Endpoint, now_us: int) -> None:
         if isinstance(message, Pong):
             self._on_pong(message, now_us)
         elif isinstance(message, Cookie | Acknowledge | Response) and message.uuid == self._uuid:
@@ -266,22 +294,35 @@ class Search:
             return
         self._marks.setdefault("request", now_us)
         delay_us = now_us - message.sent_us
-        before = self._candidates.get(message.broker)
-        if before is not None:
-            before.delay_us = min(before.delay_us, delay_us)
+        known = self._candidates.get(message.broker)
+        if known is not None:
+            known.delay_us = min(known.delay_us, delay_us)
+            if not known.round_trips_us:  # the first response may have been repeated by somebody else
+                known.endpoint = source
         elif len(self._candidates) < self._settings.responses and self.stage is Stage.GATHERING:
             self._news_us = now_us
-            self._answered_us = self._answered_us or now_us
-            began_us = self._asked_us[min(message.attempt, self._attempt) - 1]
-            self._slowest_us = max(self._slowest_us, now_us - began_us)
-            host, port = source
-            self._candidates[message.broker] = Candidate(
-                response=message,
-                endpoint=source,
-                address=message.address or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"),
-                delay_us=delay_us,
-                weight=weigh(message.usage, delay_us, self._settings.weights),
-            )
+            self._first_response_us = self._first_response_us or now_us
+            self._add_candidate(message, source, delay_us, now_us)
+        else:
+            return
+        if message.attempt <= self._attempt:
+            self._answered[message.broker].add(message.attempt)
+            self._slowest_us = max(self._slowest_us, now_us - self._asked_us[message.attempt - 1])
+
+    def _add_candidate(self, message: Response, source: Endpoint, delay_us: int, now_us: int) -> None:
+        host, port = source
+        candidate = Candidate(
+            response=message,
+            endpoint=source,
+            address=message.address or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"),
+            delay_us=delay_us,
+            weight=weigh(message.usage, delay_us, self._settings.weights),
+        )
+        self._candidates[message.broker] = candidate
+        self._answered[message.broker] = set()
+        if len(self._targets) < self._settings.targets:
+            self._targets.append(candidate)
+            self._ping(candidate, now_us)
 
     # ---- enough of them
 
@@ -292,41 +333,56 @@ class Search:
         if count >= self._settings.responses or now_us >= self._gathered_us():
             return True
         networks: dict[int, int] = {}
-        for one in self._candidates.values():
-            network = one.response.network
-            networks[network] = max(networks.get(network, 1), one.response.members)
+        for candidate in self._candidates.values():
+            network = candidate.response.network
+            networks[network] = max(networks.get(network, 1), candidate.response.members)
         if count >= max(self._expected, sum(networks.values())):
             acknowledged = any(contact.acknowledged for contact in self._contacts.values())
-            return acknowledged or now_us >= (self._met_us() if self._all_met() else self._quiet_us())
-        return self._attempt > PERSISTENT and now_us >= self._quiet_us()
+            due_us = self._cookies_due_us() if self._all_answered() else self._responses_due_us()
+            return acknowledged or now_us >= due_us
+        return self._missing_are_dead(now_us)
+
+    def _ripe_us(self) -> list[int]:
+        """When each attempt has had more time than the slowest response took."""
+        wait_us = self._slowest_us + max(QUIET_US, self._slowest_us // 2)
+        return [asked_us + wait_us for asked_us in self._asked_us]
+
+    def _missing_are_dead(self, now_us: int) -> bool:
+        """Whether a living broker would hardly have been silent for so many attempts. At most 16 of them, so
+        it is counted anew."""
+        ripe = sum(ripe_us <= now_us for ripe_us in self._ripe_us())
+        answers = sum(attempt <= ripe for attempts in self._answered.values() for attempt in attempts)
+        answered_share = answers / (ripe * len(self._candidates) + 1)
+        return (1 - answered_share) ** ripe <= SILENT_SHARE
 
     def _gathered_us(self) -> int:
         """When those who have not answered are no longer waited for, and there is still time to ping."""
         settings = self._settings
         last_us = self._started_us + int(settings.timeout_us * GATHER_SHARE)
-        return min(self._answered_us + settings.gather_us, last_us)
+        return min(self._first_response_us + settings.gather_us, last_us)
 
-    def _all_met(self) -> bool:
+    def _all_answered(self) -> bool:
         """Whether all who sent a cookie are brokers that have answered; a discovery node will say how many
         there are."""
-        answered = {one.endpoint for one in self._candidates.values()}
+        answered = {candidate.endpoint for candidate in self._candidates.values()}
         return all(endpoint in answered for endpoint, contact in self._contacts.items() if contact.cookie)
 
-    def _met_us(self) -> int:
+    def _cookies_due_us(self) -> int:
         """When everybody who is going to send a cookie should have."""
         return max(self._cookie_us, self._attempt_us) + max(QUIET_US, self._slowest_cookie_us)
 
-    def _quiet_us(self) -> int:
+    def _responses_due_us(self) -> int:
         """When everybody who is going to answer this attempt should have."""
         return max(self._news_us, self._attempt_us) + max(QUIET_US, self._slowest_us)
 
-    def _nobody(self) -> str:
+    def _why_nobody(self) -> str:
         asked = [f"{host}:{port}" for (host, port) in self._contacts]
         if self._group_asked and self._group is not None:
             asked.append(f"multicast {self._group[0]}:{self._group[1]}")
         return (
             f"no broker answered within {self._settings.timeout_us / 1e6:g} s; asked: {', '.join(asked)}."
-            " Start one with `postroad up`, or name one with --broker HOST:PORT"
+            " Start one with `postroad up`, or name one with --broker HOST:PORT, or a discovery node with"
+            " --bdn or POSTROAD_BDN"
         )
 
     def _fail(self, reason: str) -> None:
@@ -336,67 +392,106 @@ class Search:
     # ---- pinging
 
     def _begin_pinging(self, now_us: int) -> None:
-        self._marks["responses"] = now_us
-        self._targets = shortlist(list(self._candidates.values()), self._settings.targets)
-        self._pinged = {one.response.broker: {} for one in self._targets}
+        """With the target set, most of which has been pinged already."""
         self.stage = Stage.PINGING
-        self._marks["selection"] = now_us
-        self._ping(self._targets, now_us)
+        self._marks["responses"] = self._marks["selection"] = now_us
+        self._targets = shortlist(list(self._candidates.values()), self._settings.targets)
+        trips_us = [target.round_trip_us for target in self._targets]
+        self._nearest_us = min((trip_us for trip_us in trips_us if trip_us is not None), default=None)
+        for target in self._targets:
+            if target.response.broker not in self._pings:
+                self._ping(target, now_us)
 
-    def _ping(self, targets: Sequence[Candidate], now_us: int) -> None:
-        self._rounds += 1
-        self._round_us = now_us
-        for one in targets:
-            self._pinged[one.response.broker].setdefault(now_us, 0)
-            ping = Ping(key=one.response.ping_key, sent_us=now_us)
-            self._out.append(SendTo(one.endpoint, self._envelopes.pack(ping)))
+    def _ping(self, target: Candidate, now_us: int) -> None:
+        pings = self._pings.setdefault(target.response.broker, _Pings())
+        pings.last_us = now_us
+        pings.answered.setdefault(now_us, False)
+        ping = Ping(key=target.response.ping_key, sent_us=now_us)
+        self._out.append(SendTo(target.endpoint, self._envelopes.pack(ping)))
 
     def _on_pong(self, message: Pong, now_us: int) -> None:
-        for one in self._targets:
-            sent = self._pinged[one.response.broker]
-            if one.response.ping_key == message.key and sent.get(message.sent_us) == 0:
-                sent[message.sent_us] = 1
-                one.round_trips_us.append(max(0, now_us - message.sent_us))
-
-    def _best_us(self) -> int | None:
-        return min((min(one.round_trips_us) for one in self._targets if one.round_trips_us), default=None)
-
-    def _round_over_us(self) -> int:
-        """When the last round of pings has told what it can."""
-        best_us = self._best_us()
-        if self._rounds < self._settings.pings:
-            return self._round_us + PING_EVERY_US
-        return self._round_us + (SILENT_ROUND_US if best_us is None else near_limit_us(best_us) + GRACE_US)
+        for target in self._targets:
+            answered = self._pings[target.response.broker].answered
+            if target.response.ping_key == message.key and answered.get(message.sent_us) is False:
+                answered[message.sent_us] = True
+                trip_us = max(0, now_us - message.sent_us)
+                target.round_trips_us.append(trip_us)
+                if self._nearest_us is None or trip_us < self._nearest_us:
+                    self._nearest_us = trip_us
+                self._overestimate_us = max(self._overestimate_us, target.delay_us - trip_us // 2)
 
     def _ping_on(self, now_us: int) -> None:
-        if self._rounds >= self._settings.pings and all(all(sent.values()) for sent in self._pinged.values()):
-            self._decide(now_us)
-        elif now_us >= self._round_over_us():
-            if self._rounds < self._settings.pings:
-                self._ping(self._targets, now_us)
-                return
-            silent = [one for one in self._targets if self._may_be_nearest(one)]
-            if silent and self._rounds < self._settings.pings + MORE_ROUNDS:
-                self._ping(silent, now_us)
-            else:
-                self._decide(now_us)
+        for target in self._targets:
+            due_us = self._ping_due_us(target)
+            if due_us is not None and now_us >= due_us:
+                self._ping(target, now_us)
 
-    def _may_be_nearest(self, one: Candidate) -> bool:
-        """It has not answered a ping, and what is known of its delay does not say that it is far."""
-        best_us = self._best_us()
-        if one.round_trips_us:
+    def _ping_due_us(self, target: Candidate) -> int | None:
+        """When it is pinged next: some times in any case, and then until as many were answered."""
+        pings = self._pings[target.response.broker]
+        if len(pings.answered) < self._settings.pings:
+            return pings.last_us + PING_EVERY_US
+        if self._is_pinged_out(target) or not self._may_be_nearest(target):
+            return None
+        return self._patient_until_us(pings)
+
+    def _is_measured(self, target: Candidate) -> bool:
+        return len(target.round_trips_us) >= self._settings.pings
+
+    def _is_pinged_out(self, target: Candidate) -> bool:
+        pings = self._pings[target.response.broker].answered
+        return self._is_measured(target) or len(pings) >= self._settings.pings + MORE_PINGS
+
+    def _patient_until_us(self, pings: _Pings) -> int:
+        """When the last ping to a broker has told what it can."""
+        nearest_us = self._nearest_us
+        return pings.last_us + (SILENCE_US if nearest_us is None else near_limit_us(nearest_us) + GRACE_US)
+
+    def _pings_due_us(self) -> list[int]:
+        due: list[int] = []
+        for target in self._targets:
+            ping_us = self._ping_due_us(target)
+            if ping_us is not None:
+                due.append(ping_us)
+            elif self.stage is Stage.PINGING:
+                due.append(self._patient_until_us(self._pings[target.response.broker]))
+        return due
+
+    def _may_be_nearest(self, target: Candidate) -> bool:
+        """Or as near as the nearest: by its pings; while they are not all answered, by its estimated delay,
+        too, since a pong may have been late."""
+        if self._nearest_us is None:
+            return True
+        trip_us = target.round_trip_us
+        if not self._is_measured(target):
+            delay_us = target.delay_us - self._overestimate_us
+            least_us = 2 * round(delay_us * (1 - DOUBT_SHARE) - DOUBT_US)
+            trip_us = least_us if trip_us is None else min(trip_us, least_us)
+        return trip_us is not None and trip_us <= near_limit_us(self._nearest_us)
+
+    def _is_settled(self, target: Candidate, now_us: int) -> bool:
+        """Whether no pong of it that may still come would matter."""
+        if not self._may_be_nearest(target):
+            return True
+        pings = self._pings[target.response.broker]
+        if len(pings.answered) < self._settings.pings or not self._is_pinged_out(target):
             return False
-        least_us = one.delay_us * (1 - DOUBT_SHARE) - DOUBT_US
-        return best_us is None or 2 * least_us <= near_limit_us(best_us)
+        return all(pings.answered.values()) or now_us >= self._patient_until_us(pings)
+
+    def _all_settled(self, now_us: int) -> bool:
+        return all(self._is_settled(target, now_us) for target in self._targets)
 
     def _decide(self, now_us: int) -> None:
         self.stage = Stage.OVER
         ranked = choose(self._targets, self._settings.weights, self._draw)
-        others = [one for one in self._candidates.values() if one not in ranked]
+        others = [candidate for candidate in self._candidates.values() if candidate not in ranked]
         marks = self._marks
-        self.found = Found(
+        self.result = SearchResult(
             candidates=(*ranked, *shortlist(others, len(others))),
             pinged=len(ranked),
+            silent_nodes=tuple(
+                node for node, contact in self._contacts.items() if contact.is_node and not contact.cookie
+            ),
             phases_us={
                 "request": marks["request"] - self._started_us,
                 "responses": marks["responses"] - marks["request"],
@@ -408,7 +503,7 @@ class Search:
 
     # ---- helpers
 
-    def _take(self) -> list[SendTo]:
+    def _drain(self) -> list[SendTo]:
         out, self._out = self._out, []
         return out
 
@@ -416,5 +511,5 @@ class Search:
         """BugError unless the collections are as their comments say."""
         if len(self._contacts) > MAX_CONTACTS or len(self._candidates) > self._settings.responses:
             raise BugError("a search has more contacts or candidates than it may")
-        if self.stage is Stage.OVER and (self.found is None) == (self.error is None):
+        if self.stage is Stage.OVER and (self.result is None) == (self.error is None):
             raise BugError("a search is over with neither a choice nor a reason, or with both")

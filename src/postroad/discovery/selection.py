@@ -54,33 +54,39 @@ def weigh(usage: Usage, delay_us: int, weights: Weights) -> float:
     return usage_weight(usage, weights) + max(0, delay_us) / MILLISECOND_US * weights.delay_ms
 
 
-def merit(one: Candidate, weights: Weights) -> float:
+def merit(candidate: Candidate, weights: Weights) -> float:
     """The weight with what a ping measured in place of the estimate."""
-    trip_us = one.round_trip_us
-    return one.weight if trip_us is None else weigh(one.response.usage, trip_us // 2, weights)
+    trip_us = candidate.round_trip_us
+    return candidate.weight if trip_us is None else weigh(candidate.response.usage, trip_us // 2, weights)
 
 
 def shortlist(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
     """The target set: the heaviest ones, the nearest of equals first."""
-    return sorted(candidates, key=lambda one: (-one.weight, one.delay_us, one.response.broker))[:size]
+    return sorted(candidates, key=lambda each: (-each.weight, each.delay_us, each.response.broker))[:size]
+
+
+def _by_round_trip(target: Candidate) -> tuple[bool, int, float]:
+    """Those that were measured come first."""
+    return target.round_trip_us is None, target.round_trip_us or 0, -target.weight
 
 
 def choose(targets: Sequence[Candidate], weights: Weights, draw: Callable[[int], int]) -> list[Candidate]:
     """The one to connect to, then the others in the order in which to try them."""
-    rest = sorted(targets, key=lambda one: (one.round_trip_us is None, one.round_trip_us or 0, -one.weight))
-    best_us = rest[0].round_trip_us
+    ranked = sorted(targets, key=_by_round_trip)
+    best_us = ranked[0].round_trip_us
     if best_us is None:
-        return rest  # nobody answered a ping: the weight is all there is
-    near = [one for one in rest if one.round_trip_us is not None and is_near(one.round_trip_us, best_us)]
-    scores = [usage_weight(one.response.usage, weights) for one in near]
+        return ranked  # nobody answered a ping: the weight is all there is
+    limit_us = near_limit_us(best_us)
+    near = [each for each in ranked if each.round_trip_us is not None and each.round_trip_us <= limit_us]
+    scores = [usage_weight(target.response.usage, weights) for target in near]
     tickets = [1 + int(_TICKETS * math.exp(max(-50.0, score - max(scores)))) for score in scores]
     drawn, at = draw(sum(tickets)), 0
     while drawn >= tickets[at]:
         drawn -= tickets[at]
         at += 1
     chosen = near[at]
-    rest.remove(chosen)
-    return [chosen, *rest]
+    ranked.remove(chosen)
+    return [chosen, *ranked]
 
 
 def is_near(round_trip_us: int, best_us: int) -> bool:

@@ -12,7 +12,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.discovery import MAX_LIFETIME_S, MAX_PLACE_BYTES
 
 MULTICAST_GROUP: Final = "239.255.74.20:7420"  # of the block for use within one organisation
-MAX_NODES: Final = 8  # discovery nodes that are asked, or told, at a time
+MAX_NODES: Final = 8  # discovery nodes that are asked, or advertised to, at a time
 MAX_TARGETS: Final = 100
 MAX_RESPONSES: Final = 1_000
 MAX_PINGS: Final = 20

@@ -1,7 +1,7 @@
 """What travels: Event, EventBatch and its codec, topics."""
 
 from postroad.events.attributes import Value
-from postroad.events.batch import BatchBuilder, Event, EventBatch, Gap, empty_frame
+from postroad.events.batch import BatchBuilder, Event, EventBatch, Gap, GapError, empty_frame
 from postroad.events.topics import check_pattern, check_topic, pattern_matches, topic_number
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Event",
     "EventBatch",
     "Gap",
+    "GapError",
     "Value",
     "check_pattern",
     "check_topic",

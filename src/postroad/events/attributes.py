@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from math import isnan
 from typing import Final
 
+import numpy as np
+
 from postroad import kernel
 from postroad.errors import PeerError, TooLargeError, UsageError
 from postroad.kernel.layout import Value as Value
@@ -32,24 +34,35 @@ def encode_attributes(attributes: Mapping[str, Value], limits: Limits) -> bytes:
         raise UsageError(f"attributes are a mapping of names to values, not {type(attributes).__name__}")
     if len(attributes) > limits.attributes:
         raise TooLargeError(f"{len(attributes)} attributes, the limit is {limits.attributes}")
-    return kernel.encode_attributes(attributes)
+    try:
+        return kernel.encode_attributes(attributes)
+    except UsageError:
+        plain = {name: _plain(value) for name, value in attributes.items()}
+        if all(value is attributes[name] for name, value in plain.items()):
+            raise
+        return kernel.encode_attributes(plain)
+
+
+def _plain(value: Value) -> Value:
+    """numpy's numbers are Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def decode_attributes(data: bytes) -> dict[str, Value]:
     """Of a message that no kernel has checked; PeerError unless all of it is attributes."""
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     at = 0
     try:
         while at < len(data):
             name_end = at + 1 + data[at]
             name, kind = data[at + 1 : name_end].decode(), data[name_end]
             at, value = _decode_value(data, name_end + 1, kind)
-            if not name or name in found or at > len(data):
+            if not name or name in attributes or at > len(data):
                 raise PeerError(f"attribute {name!r} is nameless, cut or there twice")
-            found[name] = value
+            attributes[name] = value
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise PeerError(f"attributes of {len(data)} bytes cannot be read: {error}") from None
-    return found
+    return attributes
 
 
 def _decode_value(data: bytes, at: int, kind: int) -> tuple[int, Value]:

@@ -10,16 +10,16 @@ the application at the far end. kernel/layout.py has the layout.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, final
+from typing import Any, Final, final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from postroad import kernel
-from postroad.errors import BugError, DamagedError, PeerError, TooLargeError, UsageError
+from postroad.errors import BugError, DamagedError, PeerError, PostroadError, TooLargeError, UsageError
 from postroad.events.attributes import Value, encode_attributes
 from postroad.events.topics import encode_topic
 from postroad.ids import MessageId, is_volatile, pubend_text
@@ -43,6 +43,8 @@ MAX_ROWS_BYTES: Final = MAX_DATAGRAM_BYTES - DATAGRAM_PREFIX_BYTES - SEAL_BYTES 
 _EXTENT: Final = struct.Struct("=I")
 _TICK: Final = struct.Struct("<q")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN: Final = 64  # bytes of a payload in a representation
+_FIRST_TIME_US: Final = 1 << 48  # in 1978: what is less is a number, not a time
 _MAX_TIME_MS: Final = 253_402_300_799_999  # the end of the year 9999, beyond which datetime does not go
 
 HEADER_DTYPE: Final = np.dtype(
@@ -69,6 +71,22 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     pubend: str | None = None
     tick: int | None = None
+    _answer: Callable[..., Any] | None = None  # set by the subscription of whoever is asked
+
+    def __repr__(self) -> str:
+        place = "" if self.tick is None else f", pubend={self.pubend!r}, tick={self.tick}"
+        payload = self.payload if len(self.payload) <= _SHOWN else self.payload[:_SHOWN] + b"..."
+        return (
+            f"Event(id={str(self.id)!r}, topic={self.topic!r}, attributes={dict(self.attributes)!r},"
+            f" payload={payload!r}{place})"
+        )
+
+    def reply(self, payload: bytes | str = b"", attributes: Mapping[str, Value] | None = None) -> Any:
+        """Answer whoever published this with `client.ask`: `await event.reply(...)`. The client without an
+        event loop has sent the answer when this returns."""
+        if self._answer is None:
+            raise UsageError("nobody waits for an answer to this event: `client.ask` did not publish it")
+        return self._answer(self, payload, attributes)
 
     @property
     def publisher(self) -> int:
@@ -86,6 +104,37 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     pubend: str
     start: int
     end: int
+
+    def __str__(self) -> str:
+        """In words: whose events are missing, and from when to when by the clock of their broker."""
+        if self.end < _FIRST_TIME_US:
+            numbers = f"{self.start + 1} to {self.end}" if self.end > self.start + 1 else f"{self.end}"
+            publisher = f"publisher {self.pubend}"
+            return f"best-effort events {numbers} of {publisher} are missing: nobody had them any more"
+        between = f"between {_moment(self.start)} and {_moment(self.end)}"
+        if not self.pubend:
+            return f"events published {between} may be missing: this client was not connected to its broker"
+        broker = f"broker {self.pubend.partition('-')[0]}"
+        if self.start < _FIRST_TIME_US:
+            between = f"before {_moment(self.end)}"
+        return (
+            f"events published at {broker} {between} may be missing: they were lost, or are not kept any more"
+        )
+
+
+class GapError(PostroadError):
+    """Some events are missing, and who reads asked for events alone. `gap` says which."""
+
+    def __init__(self, gap: Gap) -> None:
+        super().__init__(str(gap))
+        self.gap = gap
+
+
+def _moment(time_us: int) -> str:
+    if time_us // 1000 > _MAX_TIME_MS:
+        return "the end of time"
+    moment = (_EPOCH + timedelta(microseconds=time_us)).replace(tzinfo=None)
+    return f"{moment.isoformat(sep=' ', timespec='milliseconds')} UTC"
 
 
 def _header(
@@ -276,8 +325,8 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             return [self.topic(0)]
         lengths = self.headers["topic_length"].tolist()
         data = self.data
-        found = {data[at : at + size] for at, size in zip(self.offsets.tolist(), lengths, strict=False)}
-        return [topic.decode() for topic in sorted(found)]
+        topics = {data[at : at + size] for at, size in zip(self.offsets.tolist(), lengths, strict=False)}
+        return [topic.decode() for topic in sorted(topics)]
 
     def attributes(self, row: int) -> dict[str, Value]:
         _, _, _, topic_length, _, _, _, count, _ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))

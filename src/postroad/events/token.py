@@ -25,13 +25,13 @@ class CheckpointToken(Mapping[int, int]):
     __slots__ = ("_ticks",)
 
     def __init__(self, ticks: Mapping[int, int] | None = None) -> None:
-        held = {pubend: tick for pubend, tick in sorted((ticks or {}).items()) if tick}
-        if len(held) > MAX_TOKEN_PUBENDS:
-            raise UsageError(f"a token of {len(held)} pubends, at most {MAX_TOKEN_PUBENDS} are possible")
-        for pubend, tick in held.items():
+        named = {pubend: tick for pubend, tick in sorted((ticks or {}).items()) if tick}
+        if len(named) > MAX_TOKEN_PUBENDS:
+            raise UsageError(f"a token of {len(named)} pubends, at most {MAX_TOKEN_PUBENDS} are possible")
+        for pubend, tick in named.items():
             if not (0 <= pubend < 1 << 64 and 0 < tick <= MAX_TOKEN_TICK):
                 raise UsageError(f"tick {tick} of pubend {pubend_text(pubend)} cannot be in a token")
-        self._ticks = held
+        self._ticks = named
 
     def __getitem__(self, pubend: int) -> int:
         return self._ticks[pubend]
@@ -74,9 +74,9 @@ class CheckpointToken(Mapping[int, int]):
     @classmethod
     def from_json(cls, text: str | bytes) -> CheckpointToken:
         try:
-            found = json.loads(text)
+            ticks = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"a checkpoint token is a JSON object: {error}") from None
-        if not isinstance(found, dict) or not all(type(tick) is int for tick in found.values()):
+        if not isinstance(ticks, dict) or not all(type(tick) is int for tick in ticks.values()):
             raise UsageError("a checkpoint token is a JSON object of pubends and ticks")
-        return cls({parse_pubend(name): tick for name, tick in found.items()})
+        return cls({parse_pubend(name): tick for name, tick in ticks.items()})

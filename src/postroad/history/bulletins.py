@@ -298,9 +298,9 @@ class DeliveryReport:
         most = max(1, self._part_bytes // 4 // _RECEIVER_BYTES)
         return (receivers[at : at + most] for at in range(0, len(receivers), most))
 
-    def _add(self, receivers: Receivers, sending: tuple[int, int, int, int], events: int, what: int) -> None:
+    def _add(self, receivers: Receivers, sending: tuple[int, int, int, int], events: int, kind: int) -> None:
         """`sending` is pubend, time, start and end."""
-        self._sendings.append((*sending, len(receivers), events, what, 0))
+        self._sendings.append((*sending, len(receivers), events, kind, 0))
         self._size += SENDING_DTYPE.itemsize + len(receivers) * RECEIVER_DTYPE.itemsize
         for name, session in receivers:
             index = self._names.get(name)
@@ -387,13 +387,13 @@ def decode_deliveries(payload: bytes) -> Deliveries:
 def _check(
     names: list[str], sendings: npt.NDArray[np.void], receivers: npt.NDArray[np.void], events: int
 ) -> None:
-    for what, announced, present in (
+    for counted, announced, present in (
         ("receivers", int(sendings["receivers"].sum(dtype=np.uint64)), len(receivers)),
         ("events", int(sendings["events"].sum(dtype=np.uint64)), events),
     ):
         if announced != present:
             raise PeerError(
-                f"a report of deliveries contradicts itself: its sendings have {announced} {what}, it has"
+                f"a report of deliveries contradicts itself: its sendings have {announced} {counted}, it has"
                 f" {present}"
             )
     rows = int((sendings["receivers"].astype(np.uint64) * sendings["events"]).sum())
@@ -437,9 +437,9 @@ def _flattened(
 
 
 def _spans(
-    what: int, sendings: npt.NDArray[np.void], receivers: npt.NDArray[np.void], per_receiver: Indices
+    kind: int, sendings: npt.NDArray[np.void], receivers: npt.NDArray[np.void], per_receiver: Indices
 ) -> Spans:
-    rows: Indices = np.flatnonzero(sendings["what"][per_receiver] == what)
+    rows: Indices = np.flatnonzero(sendings["what"][per_receiver] == kind)
     of = sendings[per_receiver[rows]]
     return Spans(
         subscriber=receivers["name"][rows],
@@ -495,12 +495,12 @@ def queues_bulletin(author: Author, number: int, payload: bytes) -> Bulletin:
 def decode_queue_events(payload: bytes) -> list[QueueEvents]:
     """PeerError if it is no report."""
     try:
-        found = _QUEUE_EVENTS.decode(payload)
+        reports = _QUEUE_EVENTS.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"a report of queues that cannot be read: {error}") from None
-    if any(len(events.ids) % ID_BYTES for events in found):
+    if any(len(events.ids) % ID_BYTES for events in reports):
         raise PeerError("a report of queues with ids that are cut off")
-    return found
+    return reports
 
 
 # ---- best effort

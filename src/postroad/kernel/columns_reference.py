@@ -26,7 +26,7 @@ def columns(data: bytes) -> Columns:
         raise BugError("the columns of something that is not a checked frame")
     topics: list[bytes] = []
     payloads: list[bytes] = []
-    held: list[int] = []
+    counts: list[int] = []
     attributes: list[tuple[bytes, int, bytes, bytes]] = []
     at = FRAME_HEADER_BYTES + EVENT_HEADER.size * count
     try:
@@ -34,9 +34,9 @@ def columns(data: bytes) -> Columns:
             header = EVENT_HEADER.unpack_from(data, FRAME_HEADER_BYTES + EVENT_HEADER.size * row)
             _, _, _, topic, size, payload, _, number, _ = header
             topics.append(_cut(data, at, topic))
-            found = _attributes(_cut(data, at + topic, size), number)
-            attributes += found
-            held.append(len(found))
+            row_attributes = _attributes(_cut(data, at + topic, size), number)
+            attributes += row_attributes
+            counts.append(len(row_attributes))
             payloads.append(_cut(data, at + topic + size, payload))
             at += topic + size + payload
     except (IndexError, struct.error):
@@ -47,7 +47,7 @@ def columns(data: bytes) -> Columns:
     return (
         *(_offsets(list(map(len, topics))), b"".join(topics)),
         *(_offsets(list(map(len, payloads))), b"".join(payloads)),
-        _offsets(held),
+        _offsets(counts),
         *(_offsets(list(map(len, names))), b"".join(names)),
         bytes(kind for _, kind, _, _ in attributes),
         *(_offsets(list(map(len, texts))), b"".join(texts)),
@@ -57,7 +57,7 @@ def columns(data: bytes) -> Columns:
 
 def _attributes(data: bytes, count: int) -> list[tuple[bytes, int, bytes, bytes]]:
     """(name, kind, text, number) of each."""
-    found: list[tuple[bytes, int, bytes, bytes]] = []
+    attributes: list[tuple[bytes, int, bytes, bytes]] = []
     at = 0
     for _ in range(count):
         name = _cut(data, at + 1, data[at])
@@ -75,10 +75,10 @@ def _attributes(data: bytes, count: int) -> list[tuple[bytes, int, bytes, bytes]
             at += 2
         else:
             raise IndexError(kind)
-        found.append((name, kind, text, number))
+        attributes.append((name, kind, text, number))
     if at != len(data):
         raise IndexError(at)
-    return found
+    return attributes
 
 
 def _cut(data: bytes, start: int, size: int) -> bytes:

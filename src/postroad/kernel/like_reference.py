@@ -68,7 +68,7 @@ def _finder(piece: Sequence[Sign]) -> _Find:
 
 def _plain_finder(plain: str) -> _Find:
     def find(text: str, start: int, end: int) -> int:
-        found = text.find(plain, start, end)
-        return -1 if found < 0 else found + len(plain)
+        at = text.find(plain, start, end)
+        return -1 if at < 0 else at + len(plain)
 
     return find

@@ -108,11 +108,11 @@ class Index:
         levels = topic.split("/")
         candidates = [*self._exact.get(topic, ())]
         candidates += [number for number in self._others if _matches(self._levels[number], levels)]
-        found: set[int] = set()
+        targets: set[int] = set()
         for number in candidates:
             if self._selectors[number].predicate(attributes) is True:
-                found.update(self._targets[number])
-        return found
+                targets.update(self._targets[number])
+        return targets
 
     def stats(self) -> dict[str, int]:
         return {"compiled": 0}

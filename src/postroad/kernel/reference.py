@@ -427,7 +427,7 @@ def _encode_value(name: str, value: Any) -> bytes:
 
 def decode_attributes(data: bytes, start: int, count: int) -> dict[str, Value]:
     """The attributes of a checked row, from `start` on."""
-    found: dict[str, Value] = {}
+    attributes: dict[str, Value] = {}
     position = start
     for _ in range(count):
         end = position + 1 + data[position]
@@ -435,18 +435,18 @@ def decode_attributes(data: bytes, start: int, count: int) -> dict[str, Value]:
         kind, position = data[end], end + 1
         if kind == TEXT:
             end = position + 2 + int(_U16.unpack_from(data, position)[0])
-            found[name] = data[position + 2 : end].decode()
+            attributes[name] = data[position + 2 : end].decode()
         elif kind == INTEGER:
             end = position + 8
-            found[name] = int(_I64.unpack_from(data, position)[0])
+            attributes[name] = int(_I64.unpack_from(data, position)[0])
         elif kind == FLOAT:
             end = position + 8
-            found[name] = float(_F64.unpack_from(data, position)[0])
+            attributes[name] = float(_F64.unpack_from(data, position)[0])
         else:
             end = position + 1
-            found[name] = data[position] == 1
+            attributes[name] = data[position] == 1
         position = end
-    return found
+    return attributes
 
 
 # ---------------------------------------------------------------- Bloom filters
@@ -507,5 +507,5 @@ def bloom_contains(bits: bytes | bytearray, m: int, k: int, ids: bytes) -> bytes
     positions = bloom_positions(ids, m, k)
     _check_bits(bits, m)
     view = np.frombuffer(bits, np.uint8)
-    found = view[positions >> np.uint64(3)] >> (positions & np.uint64(7)).astype(np.uint8) & 1
-    return bytes(found.all(axis=1).astype(np.uint8))
+    bits_set = view[positions >> np.uint64(3)] >> (positions & np.uint64(7)).astype(np.uint8) & 1
+    return bytes(bits_set.all(axis=1).astype(np.uint8))

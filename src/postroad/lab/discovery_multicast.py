@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from postroad.config import parse_address
-from postroad.discovery.search import Found
+from postroad.discovery.search import SearchResult
 from postroad.errors import UnavailableError
 from postroad.lab.discovery_figures import draw_pairs
 from postroad.lab.durable_network import Broker
@@ -66,7 +66,7 @@ async def _measure(seconds: float, brokers: int) -> Figures:
         await asyncio.sleep(0.5)
     else:
         raise UnavailableError(f"not all of {brokers} brokers were found")
-    rows: list[Found] = []
+    rows: list[SearchResult] = []
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while loop.time() < until and len(rows) < MAX_SEARCHES:

@@ -78,10 +78,10 @@ def apart(looks: list[Look], seen: Look, every_s: float) -> bool:
     return not looks or seen.at_s - looks[-1].at_s >= every_s / 2
 
 
-def rates(looks: list[Look], what: str) -> list[float]:
+def rates(looks: list[Look], name: str) -> list[float]:
     """Milliseconds of ticks in a second, between each look and the next."""
     return [
-        (getattr(after, what) - getattr(before, what)) / 1000 / (after.at_s - before.at_s)
+        (getattr(after, name) - getattr(before, name)) / 1000 / (after.at_s - before.at_s)
         for before, after in pairwise(looks)
     ]
 

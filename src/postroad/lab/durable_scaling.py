@@ -122,7 +122,7 @@ def disconnecting(crowd: Crowd, made: Network, cycle_s: float) -> Sample:
     return measure(crowd, made, cycle_s)
 
 
-def _one(name: str, shbs: int, seconds: float, tell: Callable[[str], None]) -> Figures:
+def _single(name: str, shbs: int, seconds: float, tell: Callable[[str], None]) -> Figures:
     with network(shbs) as made:
         crowd = Crowd(made.phb)
         try:
@@ -154,7 +154,7 @@ def _one(name: str, shbs: int, seconds: float, tell: Callable[[str], None]) -> F
 def run(seconds: float, out: Path | None, tell: Callable[[str], None]) -> tuple[Figures, Figures]:
     measured: Figures = {}
     for name, shbs in NETWORKS.items():
-        measured |= _one(name, shbs, seconds, tell)
+        measured |= _single(name, shbs, seconds, tell)
     if out is not None:
         from postroad.lab.durable_figures import draw_scaling
 

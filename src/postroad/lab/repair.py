@@ -147,14 +147,14 @@ def draw(runs: dict[str, Counts], figures: Figures, out: Path, name: str) -> Non
     _draw_effect(axes[0][1], axes[0][2], runs, figures)
     _draw_delays(axes[1][0], axes[1][2], runs)
     seconds = range(round(max(second for _, second in runs["r10"].by_second)) + 1)
-    for what in ("published", "requests", "repairs"):
-        axes[1][1].plot([runs["r10"].by_second[what, at] for at in seconds], label=what)
+    for kind in ("published", "requests", "repairs"):
+        axes[1][1].plot([runs["r10"].by_second[kind, at] for at in seconds], label=kind)
     axes[1][1].set(title="Figure 8: messages a second, R = 10", xlabel="s", yscale="symlog")
     axes[1][1].legend()
     _draw_hits(axes[2][0], runs["r10"])
     sizes = runs["r10"].cache_sizes
-    for at, what in enumerate(("least", "mean", "most")):
-        axes[2][1].plot(sizes[at::3], label=what)
+    for at, kind in enumerate(("least", "mean", "most")):
+        axes[2][1].plot(sizes[at::3], label=kind)
     axes[2][1].set(title="Figure 11: cache size, R = 10", xlabel="s", ylabel="messages")
     axes[2][1].legend()
     axes[2][2].axis("off")
@@ -177,7 +177,7 @@ def _draw_effect(totals: Any, over_time: Any, runs: dict[str, Counts], figures: 
     totals.legend()
     for label, text in (("r0", "without repair"), ("r10", "R = 10"), ("ours", "ours")):
         count = runs[label].by_second
-        last = max(second for what, second in count if what == "published")
+        last = max(second for kind, second in count if kind == "published")
         over_time.plot([count["lost", at] - count["recovered", at] for at in range(last + 1)], label=text)
     over_time.set(title="Figure 6: false negatives a second", xlabel="s", ylim=(0, None))
     over_time.legend()
@@ -202,12 +202,12 @@ def _draw_delays(repairs: Any, originals: Any, runs: dict[str, Counts]) -> None:
 
 def _draw_hits(axis: Any, counts: Counts) -> None:
     """Of the second and the four before it."""
-    last = max((second for what, second in counts.by_second if what == "asked"), default=0)
+    last = max((second for kind, second in counts.by_second if kind == "asked"), default=0)
     ratios = []
     for at in range(last + 1):
         asked, hits = (
-            sum(counts.by_second[what, second] for second in range(at - 4, at + 1))
-            for what in ("asked", "hits")
+            sum(counts.by_second[kind, second] for second in range(at - 4, at + 1))
+            for kind in ("asked", "hits")
         )
         ratios.append(hits / asked if asked else 1.0)
     axis.plot(ratios)

@@ -208,8 +208,8 @@ class Network:
         else:
             self.counts.requests += isinstance(message, Request)
 
-    def tally(self, what: str, at_us: int, count: int = 1) -> None:
-        self.counts.by_second[what, at_us // SECOND_US] += count
+    def tally(self, kind: str, at_us: int, count: int = 1) -> None:
+        self.counts.by_second[kind, at_us // SECOND_US] += count
 
     def _repeats(self, last: dict[tuple[bytes, int], int], publisher: bytes, sequence: int) -> bool:
         before = last.get((publisher, sequence))
@@ -375,7 +375,7 @@ class Subscriber:
         counts, now = self.network.counts, self.network.now_us
         for item in items:
             if isinstance(item, Lost):
-                counts.gaps += item.end - item.start
+                counts.gaps += item.end - item.start  # the paper has none: its receivers ask on
             elif item is not None:
                 counts.deliveries += 1
                 sent_us = self.network.truth[item][0]

@@ -122,15 +122,15 @@ class Access:
         self._closed: frozenset[str] = frozenset(rule.action for rule in config.rules)  # actions rules name
         self._publishing: dict[tuple[str, str], bool] = {}  # what may_publish answered: asked for every batch
 
-    def authenticate(self, *, token: str, certificate: str | None, loopback: bool) -> str:
-        """The principal of a peer; DeniedError if it is nobody who may be served.
+    def authenticate(self, *, digest: str, certificate: str | None, loopback: bool) -> str:
+        """The principal of a peer; DeniedError if it is nobody who may be served. `digest` is that of its
+        token, "" without one.
 
         A wrong token is refused even where a certificate or loopback would do: the peer meant something
         by it, and a typing error must not turn into other rights.
         """
         config = self._config
-        if token and config.tokens:
-            digest = hash_token(token)
+        if digest and config.tokens:
             principal = ""
             for known, name in config.tokens.items():  # all of them: time says nothing about which
                 if hmac.compare_digest(known, digest):
@@ -156,6 +156,13 @@ class Access:
                 "anonymous peers are served on loopback only: configure tokens or certificates at this broker"
             )
         return ANONYMOUS
+
+    def rights(self, principal: str) -> tuple[object, ...]:
+        """All that decides what this principal may do: two configurations that agree in it grant it the
+        same."""
+        rules = tuple(rule for rule in self._config.rules if rule.names(principal))
+        trusted = principal in self._config.link_principals or not self._config.configured
+        return rules, self._closed, trusted
 
     def may_publish(self, principal: str, topic: str) -> bool:
         key = (principal, topic)
@@ -255,11 +262,11 @@ def covers(wide: str, narrow: str) -> bool:
     return len(a) == len(b)
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(pattern: str, other: str) -> bool:
     """Whether some topic matches both patterns."""
-    if not one or not other:
+    if not pattern or not other:
         return True
-    a, b = one.split("/"), other.split("/")
+    a, b = pattern.split("/"), other.split("/")
     if not (_first_matches(a[0], b[0]) and _first_matches(b[0], a[0])):
         return False
     for x, y in zip(a, b, strict=False):

@@ -127,6 +127,8 @@ class Connection:
     opened_us: int
     heard_us: int
     host: str = ""  # the peer's; "": not known
+    token_digest: str = ""  # of the token in its HELLO
+    bytes_in: int = 0  # of all its frames
     timer_us: int = 0  # when its entry in the heap of timers is due
     # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
     rank: tuple[int, bool, int, int] = (0, False, 0, 0)
@@ -142,7 +144,7 @@ class Connection:
     clock: ClockOffset = field(default_factory=ClockOffset)  # between brokers: the peer's
     window_in: int = 0  # what we announced
     credit_in: int = 0  # what the peer may still send; below zero by at most one frame
-    held: int = 0  # received and not yet consumed
-    due: int = 0  # consumed and not yet given back: window_in == credit_in + held + due
+    unconsumed: int = 0  # received and not yet consumed
+    due: int = 0  # consumed and not yet given back: window_in == credit_in + unconsumed + due
     window_out: int = 0
     credit_out: int = 0

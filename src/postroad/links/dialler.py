@@ -49,9 +49,9 @@ class Dialler:
 
     def remove(self, address: str) -> int | None:
         """Never dial it again; returns its connection, if there is one."""
-        found = self._addresses.pop(address, None)
+        target = self._addresses.pop(address, None)
         self._recount()
-        return None if found is None else found.connection
+        return None if target is None else target.connection
 
     def next_deadline(self) -> int | None:
         return self._next_us
@@ -60,7 +60,7 @@ class Dialler:
         """Addresses to dial now, in the order they were added; `linked` tells nodes we have a link with."""
         if self._next_us is None or now_us < self._next_us:
             return []
-        found: list[str] = []
+        addresses: list[str] = []
         for name, address in self._addresses.items():
             if address.wait_us is None or address.wait_us > now_us:
                 continue
@@ -68,9 +68,9 @@ class Dialler:
                 address.resting, address.wait_us = True, now_us + self._rest_us
             else:
                 address.resting, address.wait_us = False, None
-                found.append(name)
+                addresses.append(name)
         self._recount()
-        return found
+        return addresses
 
     def opened(self, name: str, connection: int) -> None:
         address = self._addresses.get(name)

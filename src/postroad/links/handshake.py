@@ -36,9 +36,9 @@ MIN_LIMITS: Final = Limits(
 )
 
 
-def smaller(one: Limits, other: Limits) -> Limits:
+def smaller(limits: Limits, other: Limits) -> Limits:
     return Limits(
-        **{name: min(getattr(one, name), getattr(other, name)) for name in Limits.__struct_fields__}
+        **{name: min(getattr(limits, name), getattr(other, name)) for name in Limits.__struct_fields__}
     )
 
 
@@ -125,6 +125,6 @@ def printable(text: str, limit: int = 500) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:limit])
 
 
-def same_routing_limits(one: Limits, other: Limits) -> bool:
+def same_routing_limits(limits: Limits, other: Limits) -> bool:
     """Whether brokers take the same events. If not, an event one of them accepts cannot pass the other."""
-    return msgspec.structs.replace(one, subscriptions=other.subscriptions) == other
+    return msgspec.structs.replace(limits, subscriptions=other.subscriptions) == other

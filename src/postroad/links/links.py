@@ -19,7 +19,8 @@ a minute asks first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from postroad.clocks import ClockOffset
@@ -34,7 +35,7 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.ids import Identity
-from postroad.links.access import Access, AuthConfig, owning
+from postroad.links.access import Access, AuthConfig, hash_token, owning
 from postroad.links.connection import OWN_KINDS, TAKES, Connection, DirectDial, LinkSettings, Phase, level_of
 from postroad.links.dialler import Dialler
 from postroad.links.handshake import (
@@ -290,13 +291,14 @@ class Links:
             return False  # it was on its way when we closed
         _check_kind(state, kind)
         state.heard_us, state.asked_us = now_us, None
+        state.bytes_in += size
         if kind in CREDITED_KINDS:
             if state.credit_in <= 0:
                 raise PeerError(
                     f"a {_NAMES[kind]} frame of {size} bytes beyond the window of {state.window_in} bytes"
                 )
             state.credit_in -= size
-            state.held += size
+            state.unconsumed += size
         return True
 
     def received(self, turn: Turn, connection: int, message: Message) -> tuple[Peer | None, bool]:
@@ -354,9 +356,8 @@ class Links:
 
     def _hello(self, turn: Turn, state: Connection, hello: Hello) -> Peer:
         role = check_hello(hello)
-        principal = self._access.authenticate(
-            token=hello.token, certificate=state.certificate, loopback=state.loopback
-        )
+        state.token_digest = hash_token(hello.token) if hello.token else ""
+        principal = self._authenticate(state)
         if role != "client":
             return self._hello_broker(turn, state, hello, principal, role)
         number, resumed = self._resuming.number(hello, principal)
@@ -384,6 +385,12 @@ class Links:
         self._welcomes(turn, state, peer, self._settings.client_window)
         self._come_up(turn, state, peer, self._settings.client_window, hello.window)
         return peer
+
+    def _authenticate(self, state: Connection) -> str:
+        """The principal of a peer that connected to us."""
+        return self._access.authenticate(
+            digest=state.token_digest, certificate=state.certificate, loopback=state.loopback
+        )
 
     def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str, role: Role) -> Peer:
         if not self._access.may_link(principal):
@@ -583,9 +590,9 @@ class Links:
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
             return
-        if size > state.held:
-            raise BugError(f"{size} bytes consumed of connection {connection}, which sent {state.held}")
-        state.held -= size
+        if size > state.unconsumed:
+            raise BugError(f"{size} bytes consumed of connection {connection}, which sent {state.unconsumed}")
+        state.unconsumed -= size
         state.due += size
         if state.due * _CREDIT_SHARE < state.window_in:
             return
@@ -599,6 +606,29 @@ class Links:
         return self._dialler.all_led_somewhere
 
     # -- access ------------------------------------------------------------------------------------
+
+    def reload(self, turn: Turn, auth: AuthConfig, token: str) -> None:
+        """Other rules and tokens hold from now on, and `token` is said when dialling.
+
+        Whoever would not be let in any more is closed. So is whoever has other rights now: it connects again
+        by itself, and everything that it asks for is checked anew.
+        """
+        before, self._access = self._access, Access(auth)
+        self._settings = replace(self._settings, token=token)
+        for state in list(self._connections.values()):
+            if state.peer is None or state.dialled is not None or state.phase is Phase.CLOSING:
+                continue
+            principal = state.peer.principal
+            try:
+                if self._authenticate(state) != principal:
+                    raise DeniedError(f"{principal!r} is not known here any more")
+                if state.peer.role != "client" and not self._access.may_link(principal):
+                    raise DeniedError(f"{principal!r} may not link as a broker any more")
+            except DeniedError as error:
+                self.refuse(turn, state.number, error)
+                continue
+            if self._access.rights(principal) != before.rights(principal):
+                self.refuse(turn, state.number, UnavailableError(f"the rights of {principal!r} changed"))
 
     def peer(self, connection: int) -> Peer | None:
         """The peer of a connection that is up."""
@@ -655,6 +685,26 @@ class Links:
             if state.peer is not None and state.peer.role == role and state.phase is not Phase.CLOSING
         ]
 
+    def role(self, connection: int) -> Role | None:
+        """Of a connection that is up."""
+        peer = self.peer(connection)
+        return None if peer is None else peer.role
+
+    def clients(self, now_us: int) -> Iterator[dict[str, object]]:
+        """Those that are up, as people are shown them."""
+        for state, peer in self._up("client"):
+            yield {
+                "connection": state.number,
+                "name": peer.name,
+                "principal": peer.principal,
+                "host": peer.host,
+                "up_s": (now_us - state.up_us) // SECOND_US,
+                "publisher": f"{peer.publisher:08x}",
+                "bytes_in": state.bytes_in,
+                "unconsumed": state.unconsumed,
+                "credit": state.credit_out,
+            }
+
     def _links_status(self, now_us: int) -> list[dict[str, object]]:
         return [
             {
@@ -666,7 +716,7 @@ class Links:
                 "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
                 "clock_offset_ms": state.clock.offset_us / MILLISECOND_US if state.clock else None,
                 "credit": state.credit_out,
-                "unconsumed": state.held,
+                "unconsumed": state.unconsumed,
             }
             for state, peer in self._up("broker")
         ]
@@ -689,7 +739,7 @@ class Links:
                 raise BugError(f"connection {connection} is not the link it is listed as")
         self._resuming.check(lambda number: getattr(self._connections.get(number), "peer", None))
         for state in self._connections.values():
-            if state.credit_in + state.held + state.due != state.window_in or state.held < 0:
+            if state.credit_in + state.unconsumed + state.due != state.window_in or state.unconsumed < 0:
                 raise BugError(f"credit of connection {state.number} does not add up")
             if state.credit_out > state.window_out:
                 raise BugError(f"connection {state.number} has more credit than its window")

@@ -83,8 +83,8 @@ class Resuming:
     def check(self, peer: Callable[[int], Peer | None]) -> None:
         """`peer` of a connection."""
         for publisher, connection in self._live.items():
-            held = peer(connection)
-            if held is None or held.publisher != publisher:
+            known = peer(connection)
+            if known is None or known.publisher != publisher:
                 raise BugError(f"connection {connection} is not that of publisher {publisher}")
         if len(self._publishers) > MAX_PUBLISHERS:
             raise BugError("more publishers remembered than allowed")

@@ -9,7 +9,7 @@ from typing import Final
 
 import uvloop
 
-from postroad.config import TlsConfig, parse_address
+from postroad.config import DEFAULT_NODE_PORT, TlsConfig, format_address, parse_address
 from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.errors import UsageError
 from postroad.links.access import hash_token
@@ -54,12 +54,13 @@ def bdn_settings(
 def run_bdn(config: BdnConfig) -> int:
     """Serve until told to stop; the process's exit code."""
     settings = config.settings
-    if not is_loopback(parse_address(config.listen)[0]) and not (settings.tokens or config.tls.certificate):
+    host, port = parse_address(config.listen, DEFAULT_NODE_PORT)
+    if not is_loopback(host) and not (settings.tokens or config.tls.certificate):
         raise UsageError(
             f"without credentials a discovery node serves loopback only: to listen on {config.listen} give"
             " it --token-file, or --tls-cert, --tls-key and --tls-ca"
         )
-    with open_sockets(config.listen, config.metrics) as sockets:
+    with open_sockets(format_address(host, port), config.metrics) as sockets:
         log.setup(settings.name, config.log)
         return uvloop.run(_serve(config, sockets))
 

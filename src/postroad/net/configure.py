@@ -21,7 +21,7 @@ from postroad.discovery.settings import DiscoveryConfig, Weights
 from postroad.errors import UsageError, shorten
 from postroad.ids import MAX_NAME, name_fits
 from postroad.links.access import Action, AuthConfig, Rule, hash_token
-from postroad.net.log import LEVELS
+from postroad.net.log import FORMS, LEVELS
 from postroad.tracking.bloom import MAX_BITS
 from postroad.tracking.planner import MAX_FPP
 from postroad.units import GIB, SECOND_US, duration_us, size
@@ -129,6 +129,7 @@ def _node(top: _Table) -> NodeConfig:
     links = top.take("links", _addresses, _NONE)
     metrics = top.take("metrics", _metrics, None)
     log = top.take("log", _level, "info")
+    log_format = top.take("log_format", _log_format, "text")
     max_connections = top.take("max_connections", _count, 0)
     tls = _tls(top.table("tls"))
     link_token, shown, auth = _auth(top.table("auth"), tls)
@@ -163,6 +164,7 @@ def _node(top: _Table) -> NodeConfig:
         data=data,
         metrics=metrics,
         log=log,
+        log_format=log_format,
         max_connections=max_connections,
         tls=tls,
         broker=broker,
@@ -241,8 +243,10 @@ def _discovery(table: _Table) -> DiscoveryConfig:
             _section(search, defaults.search, known=("weights",)),
             weights=Weights(
                 **{
-                    one.name: weights.take(one.name, _number, getattr(defaults.search.weights, one.name))
-                    for one in fields(Weights)
+                    field.name: weights.take(
+                        field.name, _number, getattr(defaults.search.weights, field.name)
+                    )
+                    for field in fields(Weights)
                 }
             ),
         ),
@@ -286,7 +290,7 @@ def _section(
     """
     values: dict[str, object] = {}
     names = (
-        [one.name for one in fields(defaults)]
+        [field.name for field in fields(defaults)]
         if is_dataclass(defaults)
         else list(getattr(defaults, "__struct_fields__"))  # noqa: B009
     )
@@ -335,27 +339,27 @@ def _check_limits(broker: BrokerConfig) -> None:
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise UsageError(f"{_shown(value)} is not a list of texts")
-    return tuple(_text(one) for one in value)
+    return tuple(_text(item) for item in value)
 
 
 def _token_digests(value: object) -> dict[str, str]:
     """The file says principal = "SHA-256 of its token"; a principal may have several, in a list."""
     if not isinstance(value, dict):
         raise UsageError('expected lines such as alice = "SHA-256 of the token in hexadecimal"')
-    found: dict[str, str] = {}
+    principals: dict[str, str] = {}
     for name, digests in value.items():
         for digest in _texts(digests if isinstance(digests, list) else [digests]):
-            if found.setdefault(digest.lower(), name) != name:
-                raise UsageError(f"{name} and {found[digest.lower()]} have the same token")
-    return found
+            if principals.setdefault(digest.lower(), name) != name:
+                raise UsageError(f"{name} and {principals[digest.lower()]} have the same token")
+    return principals
 
 
 def _rules(value: object) -> tuple[Rule, ...]:
     if not isinstance(value, list):
         raise UsageError("write each rule as [[auth.rules]]")
     rules: list[Rule] = []
-    for position, one in enumerate(value):
-        table = _Table(one, f"auth.rules[{position}]")
+    for position, rule in enumerate(value):
+        table = _Table(rule, f"auth.rules[{position}]")
         rules.append(
             Rule(
                 principal=table.need("principal", _text),
@@ -410,7 +414,7 @@ def _reached(value: object) -> str:
 def _addresses(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or len(value) > MAX_LINKS:
         raise UsageError(f"expected a list of up to {MAX_LINKS} addresses")
-    return tuple(dict.fromkeys(_address(one) for one in value))
+    return tuple(dict.fromkeys(_address(address) for address in value))
 
 
 def _metrics(value: object) -> str:
@@ -420,6 +424,12 @@ def _metrics(value: object) -> str:
 def _level(value: object) -> str:
     if value not in LEVELS:
         raise UsageError(f"{_shown(value)} is not one of {', '.join(LEVELS)}")
+    return str(value)
+
+
+def _log_format(value: object) -> str:
+    if value not in FORMS:
+        raise UsageError(f"{_shown(value)} is not one of {', '.join(FORMS)}")
     return str(value)
 
 

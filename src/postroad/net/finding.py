@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from postroad.config import DEFAULT_PORT, parse_address
+from postroad.config import DEFAULT_NODE_PORT, DEFAULT_PORT, parse_address
 from postroad.discovery.envelopes import Envelopes, Sealer
-from postroad.discovery.search import MAX_KNOWN, Found, Search, Stage
+from postroad.discovery.search import MAX_KNOWN, Search, SearchResult, Stage
 from postroad.discovery.settings import MULTICAST_GROUP, SearchSettings
 from postroad.errors import PeerError, UnavailableError, UsageError
 from postroad.net.clock import Clock
@@ -54,17 +54,17 @@ class Where:
 
 def from_environment(where: Where) -> Where:
     """What is not said is taken from the environment."""
-    nodes = tuple(one for one in os.environ.get(NODES_VARIABLE, "").split(",") if one)
+    nodes = tuple(node for node in os.environ.get(NODES_VARIABLE, "").split(",") if node)
     interface = where.interface or os.environ.get(INTERFACE_VARIABLE, "")
     return replace(where, nodes=where.nodes or nodes, interface=interface)
 
 
-async def find(where: Where) -> Found:
+async def find(where: Where) -> SearchResult:
     """The brokers that answered, the chosen one first; UnavailableError if none did."""
     known = recall() if where.remember else ()
     search = Search(
         where.search,
-        nodes=await resolve(where.nodes),
+        nodes=await resolve(where.nodes, DEFAULT_NODE_PORT),
         group=None if where.interface == OFF else where.group,
         known=await resolve(known, must=False),
         draw=secrets.randbelow,
@@ -72,12 +72,12 @@ async def find(where: Where) -> Found:
         token=where.token,
     )
     if where.interface == OFF:
-        found = await _Run(search, ANY, None).result()
+        result = await _Run(search, ANY, None).result()
     else:
-        found = await _Run(search, where.interface, where.interface).result()
+        result = await _Run(search, where.interface, where.interface).result()
     if where.remember:
-        remember(one.address for one in found.candidates)
-    return found
+        remember(candidate.address for candidate in result.candidates)
+    return result
 
 
 class _Run:
@@ -97,6 +97,12 @@ class _Run:
             self._open(host)
 
     def _open(self, host: str) -> None:
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            raise UsageError(
+                f"cannot search from {host!r}: the interface is an address of this machine, or {OFF!r}"
+            ) from None
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sock.bind((host, 0))
@@ -107,7 +113,7 @@ class _Run:
         box.append(Datagrams(sock, lambda arrived: self._take(box[0], arrived)))
         self._sockets += box
 
-    async def result(self) -> Found:
+    async def result(self) -> SearchResult:
         browsing = None if self._mdns is None else self._loop.create_task(self._browse(self._mdns))
         try:
             self._perform(self._search.start(self._clock.now_us()))
@@ -118,36 +124,36 @@ class _Run:
                 await asyncio.wait([browsing])
             if self._timer is not None:
                 self._timer.cancel()
-            for one in self._sockets:
-                one.close()
-        if self._search.found is None:
+            for sock in self._sockets:
+                sock.close()
+        if self._search.result is None:
             raise self._search.error or UnavailableError("no broker was found")
-        return self._search.found
+        return self._search.result
 
     async def _browse(self, interface: str) -> None:
         """mDNS takes its time, and the library half a second to import: only where nobody answers at once."""
         await asyncio.sleep(MDNS_AFTER_S)
         if has_mdns():
             with contextlib.suppress(OSError):  # an interface without multicast
-                await browse(interface, self._also)
+                await browse(interface, self._ask_also)
 
-    def _also(self, endpoint: Endpoint) -> None:
-        self._perform(self._search.also(endpoint, self._clock.now_us()))
+    def _ask_also(self, endpoint: Endpoint) -> None:
+        self._perform(self._search.ask_also(endpoint, self._clock.now_us()))
 
     def _take(self, heard_by: Datagrams, arrived: Sequence[Datagram]) -> None:
-        for one in arrived:
-            self._heard_by.setdefault(one.source, heard_by)
+        for datagram in arrived:
+            self._heard_by.setdefault(datagram.source, heard_by)
             with contextlib.suppress(PeerError):  # anybody can send one, nobody here cares who did
-                self._perform(self._search.datagram(one, self._clock.now_us()))
+                self._perform(self._search.datagram(datagram, self._clock.now_us()))
 
     def _tick(self) -> None:
         self._timer = None
         self._perform(self._search.tick(self._clock.now_us()))
 
     def _perform(self, datagrams: list[SendTo]) -> None:
-        for one in datagrams:
-            for sender in self._senders(one.endpoint):
-                sender.send(one.endpoint, one.data)
+        for datagram in datagrams:
+            for sender in self._senders(datagram.endpoint):
+                sender.send(datagram.endpoint, datagram.data)
         if self._search.stage is Stage.OVER:
             if not self._over.done():
                 self._over.set_result(None)
@@ -166,12 +172,14 @@ class _Run:
         return [self._heard_by.get(endpoint, self._sockets[0])]
 
 
-async def resolve(addresses: Sequence[str], *, must: bool = True) -> list[Endpoint]:
+async def resolve(
+    addresses: Sequence[str], default_port: int = DEFAULT_PORT, *, must: bool = True
+) -> list[Endpoint]:
     """Numeric endpoints, one for each address; with `must` UsageError for one that has none."""
-    found: list[Endpoint] = []
+    endpoints: list[Endpoint] = []
     loop = asyncio.get_running_loop()
     for address in addresses:
-        host, port = parse_address(address, DEFAULT_PORT)
+        host, port = parse_address(address, default_port)
         try:
             rows = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         except (OSError, UnicodeError):
@@ -179,8 +187,8 @@ async def resolve(addresses: Sequence[str], *, must: bool = True) -> list[Endpoi
                 raise UsageError(f"{address!r}: no such host") from None
             continue
         best = min(rows, key=lambda row: row[0] != socket.AF_INET)
-        found.append((str(best[4][0]), int(best[4][1])))
-    return found
+        endpoints.append((str(best[4][0]), int(best[4][1])))
+    return endpoints
 
 
 # ---- the target set of last time (paper 7)
@@ -196,7 +204,7 @@ def recall() -> tuple[str, ...]:
     try:
         with state_file().open("rb") as stream:
             rows = json.loads(stream.read(MAX_FILE_BYTES))
-        return tuple(one for one in rows["brokers"] if isinstance(one, str))[:MAX_KNOWN]
+        return tuple(address for address in rows["brokers"] if isinstance(address, str))[:MAX_KNOWN]
     except (OSError, ValueError, KeyError, TypeError):
         return ()
 

@@ -29,6 +29,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from postroad.delays import BOUNDS_US, Delays
+from postroad.seam.levels import Level
 from postroad.units import SECOND_US
 
 MAX_HEAD_BYTES: Final = 8192
@@ -43,10 +44,12 @@ class _Figures(Collector):
         self,
         figures: Callable[[], dict[str, int | float]],
         delays: Callable[[], list[Delays]],
+        levels: Callable[[], list[Level]],
         about: dict[str, str],
     ) -> None:
         self._figures = figures
         self._delays = delays
+        self._levels = levels
         self._about = about
 
     def collect(self) -> Iterable[Metric]:
@@ -56,15 +59,25 @@ class _Figures(Collector):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield family(f"postroad_{name}", text, value=value)
         histograms: dict[str, HistogramMetricFamily] = {}
-        for one in self._delays():
-            if one.name not in histograms:
-                histograms[one.name] = HistogramMetricFamily(
-                    f"postroad_{one.name}", one.about, labels=list(one.labels)
+        for histogram in self._delays():
+            if histogram.name not in histograms:
+                histograms[histogram.name] = HistogramMetricFamily(
+                    f"postroad_{histogram.name}", histogram.about, labels=list(histogram.labels)
                 )
-            histograms[one.name].add_metric(
-                list(one.labels.values()), buckets=_buckets(one), sum_value=one.total_us / SECOND_US
+            histograms[histogram.name].add_metric(
+                list(histogram.labels.values()),
+                buckets=_buckets(histogram),
+                sum_value=histogram.total_us / SECOND_US,
             )
         yield from histograms.values()
+        gauges: dict[str, GaugeMetricFamily] = {}
+        for level in self._levels():
+            if level.name not in gauges:
+                gauges[level.name] = GaugeMetricFamily(
+                    f"postroad_{level.name}", level.about, labels=list(level.labels)
+                )
+            gauges[level.name].add_metric(list(level.labels.values()), level.value)
+        yield from gauges.values()
 
 
 def _buckets(delays: Delays) -> list[tuple[str, float]]:
@@ -80,11 +93,12 @@ class HttpServer:
         *,
         figures: Callable[[], dict[str, int | float]],
         delays: Callable[[], list[Delays]],
+        levels: Callable[[], list[Level]],
         ready: Callable[[], bool],
         about: dict[str, str],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Figures(figures, delays, about))
+        self._registry.register(_Figures(figures, delays, levels, about))
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
         self._ready = ready

@@ -91,8 +91,8 @@ def bind_metrics(address: str | None) -> socket.socket | None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    choices = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = min(choices, key=lambda choice: choice[0] != socket.AF_INET)
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -113,8 +113,8 @@ def bound_address(sock: socket.socket) -> str:
 def connection_limit(asked: int) -> int:
     """Connections the limit on open files leaves room for, which is raised as far as it may be."""
     soft, hard = (
-        MAX_FILES if one == resource.RLIM_INFINITY else one
-        for one in resource.getrlimit(resource.RLIMIT_NOFILE)
+        MAX_FILES if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

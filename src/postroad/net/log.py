@@ -7,11 +7,13 @@ nobody listens on, is written at once and then at growing intervals.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from typing import Final
 
 LOGGER: Final = logging.getLogger("postroad")
@@ -19,6 +21,7 @@ MAX_LINES_PER_SECOND: Final = 200
 FIRST_AGAIN_S: Final = 10.0  # a complaint is repeated after this long, then after twice as long, and so on
 LAST_AGAIN_S: Final = 600.0
 MAX_COMPLAINTS: Final = 256  # told apart; of more the oldest are forgotten
+FORMS: Final = ("text", "json")
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -34,6 +37,24 @@ class _Line(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+class _JsonLine(logging.Formatter):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "broker": self._name,
+            "text": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
 
 
 class _Bound(logging.Filter):
@@ -74,7 +95,7 @@ class Complaints:
 
     def due(self, text: str, now_s: float) -> str | None:
         """The line to write, if it is time for it. One that was not heard of for long begins anew."""
-        key = self._CONNECTION.sub(lambda found: f"connection{found[1] or ''}", text)
+        key = self._CONNECTION.sub(lambda match: f"connection{match[1] or ''}", text)
         written_s, again_s, left_out = self._known.pop(key, (now_s, 0.0, 0))
         if now_s < written_s + again_s:
             self._known[key] = written_s, again_s, left_out + 1
@@ -107,13 +128,17 @@ def _number(level: str) -> int:
     return logging.getLevelNamesMapping().get(level.upper(), logging.WARNING)
 
 
-def setup(name: str, level: str) -> None:
+def setup(name: str, level: str, form: str = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line(name))
+    handler.setFormatter(_JsonLine(name) if form == "json" else _Line(name))
     handler.addFilter(_Bound())
     LOGGER.handlers[:] = [handler]
-    LOGGER.setLevel(level.upper())
+    set_level(level)
     LOGGER.propagate = False
+
+
+def set_level(level: str) -> None:
+    LOGGER.setLevel(level.upper())
 
 
 def note(level: str, text: str) -> None:

@@ -40,7 +40,7 @@ async def announced(name: str, number: int, endpoint: Endpoint) -> AsyncIterator
     host, port = endpoint
     hosts = _own_hosts() if ipaddress.ip_address(host).is_unspecified else [host]
     # Names may have dots and be long; a label of the DNS has neither.
-    label = "".join(one if one.isalnum() else "-" for one in name)[:40] or "broker"
+    label = "".join(letter if letter.isalnum() else "-" for letter in name)[:40] or "broker"
     info = ServiceInfo(
         SERVICE,
         f"{label}-{number:08x}.{SERVICE}",
@@ -58,7 +58,7 @@ async def announced(name: str, number: int, endpoint: Endpoint) -> AsyncIterator
         await responder.async_close()
 
 
-async def browse(interface: str, found: Callable[[Endpoint], None]) -> None:
+async def browse(interface: str, tell: Callable[[Endpoint], None]) -> None:
     """Tells of brokers as they are found, until it is cancelled. `interface`: an address of ours; "": any."""
     from zeroconf import InterfaceChoice, ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -82,7 +82,7 @@ async def browse(interface: str, found: Callable[[Endpoint], None]) -> None:
             info = AsyncServiceInfo(SERVICE, await names.get())
             if await info.async_request(asker.zeroconf, ANSWER_MS) and info.port:
                 for host in info.parsed_addresses()[:4]:
-                    found((host, info.port))
+                    tell((host, info.port))
     finally:
         await browser.async_cancel()
         await asker.async_close()
@@ -92,5 +92,7 @@ def _own_hosts() -> list[str]:
     """The addresses of this machine on its networks, IPv4."""
     import ifaddr
 
-    hosts = [str(address.ip) for one in ifaddr.get_adapters() for address in one.ips if address.is_IPv4]
+    hosts = [
+        str(address.ip) for adapter in ifaddr.get_adapters() for address in adapter.ips if address.is_IPv4
+    ]
     return [host for host in hosts if not ipaddress.ip_address(host).is_loopback]

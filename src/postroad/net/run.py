@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import shutil
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,14 @@ import uvloop
 
 from postroad import kernel
 from postroad.broker.core import Broker
-from postroad.config import DEFAULT_DATA, DEFAULT_PORT, NodeConfig, format_address, parse_address
+from postroad.config import (
+    DEFAULT_DATA,
+    DEFAULT_NODE_PORT,
+    DEFAULT_PORT,
+    NodeConfig,
+    format_address,
+    parse_address,
+)
 from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
@@ -39,6 +47,7 @@ from postroad.net.historian import Historian
 from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER
 from postroad.net.mdns import announced
+from postroad.net.reloading import Reloading
 from postroad.net.sealing import load_sealer
 from postroad.net.server import Server
 from postroad.net.serving import Sockets, open_sockets, serve
@@ -56,8 +65,10 @@ QUOTA_SHARE: Final = 2  # of the disk, for the durable events of one principal
 DISK_SHARE: Final = 5  # durable events that nobody needs any more take no more than this part of the disk
 
 
-def run(config: NodeConfig) -> int:
-    """Serve until told to stop; the process's exit code."""
+def run(read: Callable[[], NodeConfig]) -> int:
+    """Serve until told to stop; the process's exit code. `read` makes the configuration, and is called again
+    when it is to be reloaded."""
+    config = read()
     tls_server, tls_client = server_context(config.tls), client_context(config.tls)
     joins = config.broker.discovery.join
     with (
@@ -68,13 +79,14 @@ def run(config: NodeConfig) -> int:
         folder = _own_folder() if config.data is None and joins else DataFolder(config.data or _DEFAULT_DATA)
         stack.callback(folder.close)
         identity = folder.start(config.name)
-        log.setup(identity.name, config.log)
+        log.setup(identity.name, config.log, config.log_format)
         if config.data is None and folder.path != _DEFAULT_DATA:
             LOGGER.info("another broker uses %s: this one has %s", _DEFAULT_DATA, folder.path)
         if config.listen is None and parse_address(sockets.address)[1] != DEFAULT_PORT:
             LOGGER.info("port %d is taken: listening on %s", DEFAULT_PORT, sockets.address)
         node = _Node(
             config=config,
+            read=read,
             data=folder.path,
             identity=identity,
             sockets=sockets,
@@ -100,6 +112,7 @@ class _Node:
     """Everything that could be refused has been made; what follows is serving."""
 
     config: NodeConfig
+    read: Callable[[], NodeConfig]
     data: Path
     identity: Identity
     sockets: Sockets
@@ -114,8 +127,10 @@ class _Node:
         """With what only the sockets know."""
         port = self.sockets.datagrams.getsockname()[1]
         listening = self.sockets.address
-        found = "" if is_wildcard(parse_address(listening)[0]) else listening
-        return replace(self.config.broker.links, datagrams=port, address=self.config.advertise or found)
+        reachable_at = "" if is_wildcard(parse_address(listening)[0]) else listening
+        return replace(
+            self.config.broker.links, datagrams=port, address=self.config.advertise or reachable_at
+        )
 
     def details(self) -> str:
         mutual = self.config.tls.require_client_certificate
@@ -130,8 +145,8 @@ async def _serve(node: _Node) -> int:
     served: list[Server] = []  # the one there is, once there is one
 
     def woke() -> None:
-        for one in served:
-            one.storage_woke()
+        for server in served:
+            server.storage_woke()
 
     def wake() -> None:
         loop.call_soon_threadsafe(woke)
@@ -171,6 +186,15 @@ async def _serve(node: _Node) -> int:
         storage=storage,
     )
     served.append(server)
+    reloading = Reloading(
+        read=node.read,
+        config=config,
+        server=server,
+        core=core,
+        tls_server=node.tls_server,
+        tls_client=node.tls_client,
+        discoverable=discovery.enabled,
+    )
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
     _warn(config, about["address"])
@@ -178,7 +202,7 @@ async def _serve(node: _Node) -> int:
         if discovery.mdns and discovery.enabled:
             place = parse_address(about["address"])
             await stack.enter_async_context(announced(node.identity.name, node.identity.number, place))
-        code = await serve(server, node.sockets, about, node.details())
+        code = await serve(server, node.sockets, about, node.details(), reloading)
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
@@ -206,8 +230,8 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
     # A broker on loopback uses the loopback interface only, and that has no multicast for IPv6.
     over_ipv6 = ":" in parse_address(node.sockets.address)[0]
     group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
-    nodes = await resolve(asked.nodes)
-    discovery = replace(asked, group=group, nodes=tuple(format_address(*one) for one in nodes))
+    nodes = await resolve(asked.nodes, DEFAULT_NODE_PORT)
+    discovery = replace(asked, group=group, nodes=tuple(format_address(*endpoint) for endpoint in nodes))
     if not config.tls.require_client_certificate:
         return discovery, None
     try:
@@ -225,15 +249,15 @@ def _history(node: _Node, storage: Storage, now_us: int) -> tuple[Tracking | Non
     if config.broker.tracking.strategy == "none":
         store.untracked(now_us)
         return None, None
-    found = store.load()
-    for problem in found.problems:
+    history = store.load()
+    for problem in history.problems:
         LOGGER.warning("history of messages: %s", problem)
     tracking = make_tracking(
         config.broker.tracking,
         me=node.identity.number,
-        stored=found.filters,
-        sizes=found.sizes,
-        changes=found.changes,
+        stored=history.filters,
+        sizes=history.sizes,
+        changes=history.changes,
         now_us=now_us,
     )
     return tracking, Historian(store, shortage=storage.shortage)
@@ -252,8 +276,8 @@ def _stored(storage: Storage) -> Stored:
     return Stored(
         load=load,
         streams={
-            stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
-            for stream, found in storage.recovered.streams.items()
+            stream: StreamEnd(last=end.last, chopped=end.chopped or 0, suspect=end.suspect)
+            for stream, end in storage.recovered.streams.items()
         },
     )
 

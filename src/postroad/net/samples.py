@@ -49,7 +49,7 @@ class Sampler:
         head = _read(_STAT)
         if head is None:
             return None
-        columns = [int(one) for one in head.split(b"\n", 1)[0].split()[1:9]]
+        columns = [int(column) for column in head.split(b"\n", 1)[0].split()[1:9]]
         return sum(columns[at] for at in _IDLE), sum(columns)
 
     def _machine_share(self, ticks: tuple[int, int] | None) -> float:

@@ -40,6 +40,7 @@ from postroad.net.shares import Shares
 from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
+from postroad.seam.levels import Level
 from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
 from postroad.seam.tracking import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.storage.commit import Storage
@@ -66,6 +67,7 @@ class Core(Protocol):
     def next_deadline(self) -> int | None: ...
     def metrics(self) -> dict[str, int | float]: ...
     def delays(self) -> list[Delays]: ...
+    def levels(self, now_us: int, /) -> list[Level]: ...
     def shutdown(self, now_us: int) -> list[Effect]: ...
 
 
@@ -190,6 +192,9 @@ class Server:
         self._dial_failures = 0
         self.inputs_handled = 0
 
+    def levels(self) -> list[Level]:
+        return self.core.levels(self._clock.now_us())
+
     def delays(self) -> list[Delays]:
         stored = [] if self._storage is None else self._storage.delays()
         return [self._turns, *self.core.delays(), *stored]
@@ -262,8 +267,8 @@ class Server:
                 "socket_connections_overflowed_total": self._overflowed,
                 "socket_bytes_in_total": self.bytes_in,
                 "socket_bytes_out_total": self._bytes_out,
-                "socket_unsent_bytes": sum(one.transport.get_write_buffer_size() for one in self._sockets),
-                "socket_held_bytes": sum(one.held_bytes for one in self._sockets),
+                "socket_unsent_bytes": sum(sock.transport.get_write_buffer_size() for sock in self._sockets),
+                "socket_held_bytes": sum(sock.held_bytes for sock in self._sockets),
                 "dial_failures_total": self._dial_failures,
                 "frames_waiting": self._shares.frames,
                 "turn_inputs_total": self.inputs_handled,
@@ -328,6 +333,20 @@ class Server:
         self._turns.observe(took_us)
         self._schedule(deadline_us, now_us)
         return took_us
+
+    def change(self, act: Callable[[int], list[Effect]]) -> None:
+        """A turn of something that no input says: `act` is given the time, and its effects are performed."""
+        self._flush()  # what came in already counts
+        if self._stopping:
+            return
+        now_us = self._clock.now_us()
+        try:
+            self._perform(act(now_us))
+            deadline_us = self.core.next_deadline()
+        except Exception:
+            self._fail("change", ())
+            return
+        self._schedule(deadline_us, now_us)
 
     def _flush_again(self) -> None:
         """Somebody waits for a share of the next turn; others may come in before it."""
@@ -446,7 +465,7 @@ class Server:
             connection.transport.writelines(data)
 
     def _fail(self, where: str, inputs: Sequence[Input]) -> None:
-        numbers = sorted({getattr(one, "connection", 0) for one in inputs} - {0})
+        numbers = sorted({getattr(item, "connection", 0) for item in inputs} - {0})
         peers = ", ".join(
             f"{number} {self._live[number].peer}" for number in numbers[:20] if number in self._live
         )

@@ -1,7 +1,7 @@
 """Serves a core until it is told to stop: its sockets, HTTP, signals. Any core: a broker's or another's.
 
-SIGTERM and SIGINT stop it cleanly; a second one ends it at once. `ready NAME HOST:PORT` is printed when
-connections are accepted, not before.
+SIGTERM and SIGINT stop it cleanly; a second one ends it at once. SIGHUP reloads what can be reloaded, and
+never ends it. `ready NAME HOST:PORT` is printed when connections are accepted, not before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,13 +63,30 @@ def open_sockets(listen: str | None, metrics: str | None, *, any_port: bool = Fa
         yield Sockets(listener=listener, datagrams=datagrams, metrics=http)
 
 
-async def serve(server: Server, sockets: Sockets, about: dict[str, str], details: str = "") -> int:
+def _nothing_to_reload() -> None:
+    LOGGER.warning("SIGHUP: nothing here can be reloaded; restart to change settings")
+
+
+async def serve(
+    server: Server,
+    sockets: Sockets,
+    about: dict[str, str],
+    details: str = "",
+    reload: Callable[[], None] = _nothing_to_reload,
+) -> int:
     """The exit code, once it has stopped. `about` is of `sockets`, with what the node adds; `details` are
-    for the log."""
+    for the log; `reload` is called on SIGHUP."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
-    http = HttpServer(figures=server.metrics, delays=server.delays, ready=lambda: server.ready, about=about)
+    http = HttpServer(
+        figures=server.metrics,
+        delays=server.delays,
+        levels=server.levels,
+        ready=lambda: server.ready,
+        about=about,
+    )
     _stop_on_signals(loop, server)
+    loop.add_signal_handler(signal.SIGHUP, reload)
     if sockets.metrics is not None:
         await http.start(sockets.metrics)
     sys.setswitchinterval(SWITCH_S)
@@ -94,8 +111,8 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
         LOGGER.info("%s: stopping", name)
         stops.append(loop.create_task(server.stop()))
 
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, on_signal, one.name)
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(stop, on_signal, stop.name)
 
 
 def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

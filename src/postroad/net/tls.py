@@ -55,6 +55,25 @@ def client_context(tls: TlsConfig) -> ssl.SSLContext | None:
     return context
 
 
+def reload_files(server: ssl.SSLContext | None, client: ssl.SSLContext | None, tls: TlsConfig) -> list[bytes]:
+    """New connections use what the files hold now. UsageError where a file cannot be used: all stays then.
+
+    Authorities are added, never taken away: those that are trusted although the file does not name them any
+    more are given back.
+    """
+    fresh = server_context(tls), client_context(tls)  # what cannot be used is refused before anything changes
+    removed: list[bytes] = []
+    for context, reread in zip((server, client), fresh, strict=True):
+        if context is None or reread is None:
+            continue
+        if tls.certificate:
+            _load_pair(context, tls)
+        if tls.ca and reread.get_ca_certs(True):
+            _load_ca(context, tls.ca)
+        removed += set(context.get_ca_certs(True)) - set(reread.get_ca_certs(True))
+    return removed
+
+
 def reason(error: ssl.SSLError) -> str:
     """Why a TLS connection to or from somebody failed, for people."""
     if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):

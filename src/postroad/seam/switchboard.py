@@ -6,12 +6,13 @@ that it stores. Two rooms that claim the same thing are our own mistake.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from postroad.errors import BugError
 from postroad.seam.datagrams import Datagram
 from postroad.seam.inputs import Sample
+from postroad.seam.levels import Level
 from postroad.seam.peers import Peer, Role
 from postroad.seam.storage import Reader, Stored
 from postroad.seam.tracking import NotKept
@@ -61,6 +62,7 @@ class Switchboard:
         self.went_down: dict[Role, list[PeerChanged]] = {"client": [], "broker": [], "direct": []}
         self.starting: list[Callable[[Turn], None]] = []
         self.figures: list[Callable[[], Figures]] = []
+        self.levelled: list[Callable[[int], Iterable[Level]]] = []
         self.facts: dict[str, Callable[[int], object]] = {}  # key of the status -> its value at a time
         self.losing: list[Callable[[Turn, NotKept], None]] = []
         self.named_tables: set[str] = set()
@@ -132,6 +134,10 @@ class Switchboard:
 
     def metrics(self, source: Callable[[], Figures]) -> None:
         self.figures.append(source)
+
+    def levels(self, source: Callable[[int], Iterable[Level]]) -> None:
+        """Metrics with labels; `source` is given the time, and says how many there are at most."""
+        self.levelled.append(source)
 
     def status(self, key: str, source: Callable[[int], object]) -> None:
         """A key of what `postroad status` shows; `source` is given the time."""

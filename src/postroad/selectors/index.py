@@ -29,7 +29,7 @@ _TARGET_LIMIT: Final = 1 << 63
 class MatchIndex:
     """Keys -> (selector, target), and the question which targets want a batch's rows."""
 
-    __slots__ = ("_engine", "_free", "_held", "_keys", "_numbers", "_repeated", "_selectors")
+    __slots__ = ("_engine", "_free", "_holds", "_keys", "_numbers", "_repeated", "_selectors")
 
     def __init__(self) -> None:
         self._engine = Index()
@@ -38,7 +38,7 @@ class MatchIndex:
         self._selectors: list[Selector | None] = []  # by number; None where the number is free
         self._free: list[int] = []  # numbers not in use
         self._repeated: dict[tuple[int, int], int] = {}  # (number, target) -> keys beyond the first
-        self._held: dict[int, int] = {}  # number -> how often it is held
+        self._holds: dict[int, int] = {}  # number -> how often it is held
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -60,16 +60,16 @@ class MatchIndex:
         number = self._numbers.get(selector)
         if number is None:
             number = self._insert(selector)
-        self._held[number] = self._held.get(number, 0) + 1
+        self._holds[number] = self._holds.get(number, 0) + 1
 
     def release(self, selector: Selector) -> None:
         """Ends a `hold`."""
         number = self._numbers.get(selector, -1)
-        count = self._held.pop(number, 0)
+        count = self._holds.pop(number, 0)
         if not count:
             raise UsageError(f"{selector} is not held in the index")
         if count > 1:
-            self._held[number] = count - 1
+            self._holds[number] = count - 1
         elif self._engine.targets(number) == 0:
             self._delete(number)
 
@@ -96,7 +96,7 @@ class MatchIndex:
                 del self._repeated[entry]
             return
         number, target = entry
-        if self._engine.detach(number, target) == 0 and number not in self._held:
+        if self._engine.detach(number, target) == 0 and number not in self._holds:
             self._delete(number)
 
     def _delete(self, number: int) -> None:
@@ -124,7 +124,7 @@ class MatchIndex:
         used = {number: selector for number, selector in enumerate(self._selectors) if selector is not None}
         if self._numbers != {selector: number for number, selector in used.items()}:
             raise BugError("selectors and their numbers disagree")
-        if sorted({*(number for number, _ in pairs), *self._held}) != sorted(used):
+        if sorted({*(number for number, _ in pairs), *self._holds}) != sorted(used):
             raise BugError("a selector that nobody uses or holds, or a key without its selector")
         if sorted([*used, *self._free]) != list(range(len(self._selectors))):
             raise BugError("some selector number is neither used nor free")

@@ -74,8 +74,8 @@ class Requester:
             self._world.note(self.name, f"drops a datagram: {error}")
 
     def _perform(self, datagrams: Sequence[SendTo]) -> None:
-        for one in datagrams:
-            self._network.send_datagram(self, self.endpoint, one.endpoint, one.data)
+        for datagram in datagrams:
+            self._network.send_datagram(self, self.endpoint, datagram.endpoint, datagram.data)
         self.search.check()
         if self._timer is not None:
             self._timer.cancel()
@@ -125,7 +125,7 @@ class SeekingClient:
                 case Close():
                     network.close(effect.connection)
                 case fx.Seek():
-                    self._place.search(self.name, self._nodes, self._found)
+                    self._place.search(self.name, self._nodes, self._search_over)
                 case fx.Up():
                     self.arrived.append(effect.broker)
                 case fx.Failed():
@@ -136,12 +136,13 @@ class SeekingClient:
         deadline_us = self.core.next_deadline()
         self._timer = None if deadline_us is None else world.at(deadline_us, self._give)
 
-    def _found(self, search: Search) -> None:
-        if search.found is None:
+    def _search_over(self, search: Search) -> None:
+        if search.result is None:
             self._give(fx.Found(reason=str(search.error)))
             return
         weights = SearchSettings().weights
-        choices = (Choice(address=one.address, weight=merit(one, weights)) for one in search.found.candidates)
+        candidates = search.result.candidates
+        choices = (Choice(address=each.address, weight=merit(each, weights)) for each in candidates)
         self._give(fx.Found(choices=tuple(choices)))
 
     def opened(self, connection: int, dialled: str | None) -> None:
@@ -251,7 +252,7 @@ class DiscoveryWorld:
             settings or SearchSettings(),
             nodes=[(node, NODE_PORT) for node in nodes],
             group=parse_address(MULTICAST_GROUP) if multicast else None,
-            known=[(one, BROKER_PORT) for one in known],
+            known=[(name, BROKER_PORT) for name in known],
             draw=self.world.random(f"draws/{name}").randrange,
             envelopes=Envelopes(None),
             token=token,
@@ -288,4 +289,6 @@ class DiscoveryWorld:
 
     def distances(self, requester: str) -> Mapping[str, int]:
         """How far each broker that runs is from a requester, one way."""
-        return {name: self._distance(requester, name) for name, one in self.brokers.items() if one.running}
+        return {
+            name: self._distance(requester, name) for name, process in self.brokers.items() if process.running
+        }

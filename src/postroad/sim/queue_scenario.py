@@ -70,7 +70,7 @@ class QueueScenario:
         self._boots: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self._harming = True
-        self._met = False
+        self._networks_joined = False
         self._addresses = [f"b{at}:7420" for at in range(self._count)]
         self._last = self._count - 1
         apart = self._count > 1 and seed % APART_EVERY == APART_EVERY // 2
@@ -116,13 +116,13 @@ class QueueScenario:
 
     def _told_of(self, at: int) -> tuple[str, ...]:
         """The brokers that one is told of when it starts."""
-        if 0 < self._second <= at < self._count and not self._met:
+        if 0 < self._second <= at < self._count and not self._networks_joined:
             return tuple(self._addresses[self._second : at])
         return tuple(self._addresses[: min(at, self._count)])
 
     def _meet(self) -> None:
         """The second founder starts anew, and is told of the first network."""
-        self._met = True
+        self._networks_joined = True
         self.faults["meeting"] += 1
         process = self.processes[f"b{self._second}"]
         if process.running:
@@ -174,12 +174,12 @@ class QueueScenario:
             process.start()
 
     def brokers(self) -> dict[str, Broker]:
-        found: dict[str, Broker] = {}
+        brokers: dict[str, Broker] = {}
         for name, process in self.processes.items():
             if process.running:
                 assert isinstance(process.core, Broker)
-                found[name] = process.core
-        return found
+                brokers[name] = process.core
+        return brokers
 
     # -- the run
 
@@ -285,11 +285,11 @@ class QueueScenario:
         names = list(self.processes)
         side = [name for name in names if chance.random() < 0.5]
         until_us = self.world.now_us + chance.randrange(SECOND_US, 15 * SECOND_US)
-        for one in side:
+        for name in side:
             for other in names:
                 if other not in side:
-                    self.network.block(one, other, until_us)
-                    self.network.cut(one, other, (chance.randrange(SECOND_US), chance.randrange(SECOND_US)))
+                    self.network.block(name, other, until_us)
+                    self.network.cut(name, other, (chance.randrange(SECOND_US), chance.randrange(SECOND_US)))
 
     def _stall(self, chance: Random) -> None:
         """A broker is not heard for a while, and its connections stay."""

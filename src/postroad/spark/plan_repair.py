@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from postroad.client.repair.planning import record_for, shared_detection, summary_detection
-from postroad.client.repair.settings import DEFAULTS, MAX_RECORD_ENTRIES
+from postroad.client.repair.settings import MAX_RECORD_ENTRIES, RECORDS
 from postroad.spark.audit import as_rows
 from postroad.spark.audit_modes import audit_best_effort
 from postroad.spark.lake.tables import Lake
@@ -85,7 +85,7 @@ def propose_repair(observed: Losses) -> RepairProposal:
         record=record,
         detection=shared_detection(observed.match, loss, record, 1, 0.0),
         cache_min=least,
-        cache_max=max(most, least, DEFAULTS.cache_min),
+        cache_max=max(most, least, RECORDS.cache_min),
     )
 
 
@@ -117,7 +117,7 @@ def repair_toml(proposal: RepairProposal) -> str:
         " slowest recovery lasted.",
         f"cache_min = {proposal.cache_min}",
         f"# Kmax: the one that needs most got {max(seen.needs, default=0.0):,.1f}; {HEADROOM:g} times that,"
-        f" and at least {DEFAULTS.cache_min}.",
+        f" and at least {RECORDS.cache_min}.",
         f"cache_max = {proposal.cache_max}",
     ]
     return "\n".join(lines) + "\n"

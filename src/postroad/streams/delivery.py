@@ -380,9 +380,9 @@ class Delivery:
             (
                 rows,
                 [
-                    (found.connection.number, found.number, found.name)
-                    for found in map(subscriptions.__getitem__, targets)
-                    if not found.connection.ended
+                    (target.connection.number, target.number, target.name)
+                    for target in map(subscriptions.__getitem__, targets)
+                    if not target.connection.ended
                 ],
             )
             for rows, targets in self._index.match(batch)

@@ -97,7 +97,7 @@ class Routing:
     """One broker's part in every stream of the network.
 
     `tracking` records what comes and, with `records_forwards`, what goes to which neighbour. `confirmed`
-    tells a subscriber that its subscription began. `held(pubend)`: durable subscriptions follow it;
+    tells a subscriber that its subscription began. `followed(pubend)`: durable subscriptions follow it;
     `owing(pubend)`: it still owes events of the past. `pull_needed` asks a neighbour for the interest tables
     that it named. `gone(broker)`: nobody is to wait for that one. `disk`: something can be saved.
     """
@@ -116,7 +116,7 @@ class Routing:
         tracking: Tracking | None,
         records_forwards: bool,
         confirmed: Confirmed,
-        held: Callable[[int], bool],
+        followed: Callable[[int], bool],
         owing: Callable[[int], bool],
         pull_needed: Callable[[Turn, Peer, Mapping[int, int]], None],
         gone: Callable[[int], bool],
@@ -162,7 +162,7 @@ class Routing:
             self.pubend,
             durable=self._durable,
             silence_us=config.silence_us,
-            followed=held,
+            followed=followed,
             owing=owing,
             spread=self._spread,
             now_us=now_us,

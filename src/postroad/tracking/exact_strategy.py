@@ -194,7 +194,7 @@ class ExactTracking(Recorder):
         return bytes(self._entries), self._listed()
 
     def _listed(self) -> tuple[str, ...]:
-        return tuple(" ".join((what, str(origin), who)) for what, origin, who in self._happenings)
+        return tuple(" ".join((happening, str(origin), who)) for happening, origin, who in self._happenings)
 
     # ---- inspection
 

@@ -294,7 +294,9 @@ def _check(message: msgspec.Struct) -> None:
         elif isinstance(value, float):
             if not 0.0 <= value <= 1.0:  # so is no NaN
                 raise PeerError(f"{field} = {value}, it is 0 to 1")
-        elif len(value) > MAX_TRANSPORTS or any(len(one.encode()) > MAX_TRANSPORT_BYTES for one in value):
+        elif len(value) > MAX_TRANSPORTS or any(
+            len(transport.encode()) > MAX_TRANSPORT_BYTES for transport in value
+        ):
             raise PeerError(
                 f"{len(value)} transports, at most {MAX_TRANSPORTS} of {MAX_TRANSPORT_BYTES} bytes"
             )

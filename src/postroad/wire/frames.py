@@ -538,6 +538,11 @@ class Repaired(Message, frozen=True, kw_only=True):
     given_up: int
     duplicates: int
     slowest_us: int  # of the latest recoveries, the one that took longest
+    recovery_us: int = 0  # all of them together
+    repairs: int = 0  # sent to others
+    asked: int = 0  # requests of others that came here
+    hits: int = 0  # of these, for what the cache had
+    cached: int = 0  # events in the cache now
 
 
 class Discover(Message, frozen=True, kw_only=True):

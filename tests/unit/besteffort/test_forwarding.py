@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from postroad.besteffort.forwarding import GREET_US, SILENT_US
 from postroad.besteffort.settings import BestEffortConfig
 from postroad.broker.core import Broker
 from postroad.client.repair.rows import with_record
@@ -15,16 +14,19 @@ from postroad.errors import UsageError
 from postroad.events.batch import EventBatch, best_effort_frame, encode_row
 from postroad.ids import Identity, IdSource
 from postroad.links.connection import LinkSettings
+from postroad.links.greetings import GREET_US, SILENT_US
 from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.effects import Effect, Send
-from postroad.seam.inputs import Opened, Received
+from postroad.seam.inputs import Closed, Opened, Received
 from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
 from postroad.wire.frames import (
     DEFAULT_LIMITS,
     Hello,
     Kind,
     Refuse,
+    Repaired,
     Subscribe,
+    Unsubscribe,
     Welcome,
     decode,
     encode,
@@ -216,3 +218,39 @@ def test_a_record_is_carried_beside_the_bound_of_events_and_fits_a_datagram() ->
     refuse = next(decode(one.data) for one in world.give(Received(1, frame)) if isinstance(one, Send))
     assert isinstance(refuse, Refuse)
     assert "1251 bytes with its record, the most is 1164" in refuse.reason
+
+
+def _report(number: int, **figures: int) -> Received:
+    usual = dict.fromkeys(("received", "requests", "given_up", "duplicates", "slowest_us"), 1)
+    report = Repaired(number=number, ids=b"", **{**usual, "detected": 4, "recovered": 2, **figures})
+    return Received(1, encode(report))
+
+
+def test_what_clients_report_of_repair_is_shown_while_they_are_here() -> None:
+    world = World()
+    assert world.broker.metrics()["repair_subscriptions"] == 0
+    world.give(_report(3))
+    world.give(_report(3, recovered=4, recovery_us=2_000_000, asked=4, hits=3, cached=9, repairs=3))
+    metrics = world.broker.metrics()
+    assert (metrics["repair_subscriptions"], metrics["repair_losses_detected"]) == (1, 4), "not 8"
+    assert (metrics["repair_recovered"], metrics["repair_recovery_seconds"]) == (4, 2.0)
+    assert (metrics["repair_cache_hits"], metrics["repair_cache_messages"]) == (3, 9)
+    (row,) = world.broker.status(NOW)["repair"]  # type: ignore[misc]
+    assert (row["recovery_ms"], row["hit_ratio"], row["repairs_sent"]) == (500.0, 0.75, 3)
+    world.give(_report(99))
+    assert world.broker.metrics()["repair_subscriptions"] == 1, "there is no such subscription"
+    world.give(Received(1, encode(Unsubscribe(number=3))))
+    assert world.broker.metrics()["repair_subscriptions"] == 0
+    for number in range(10, 40):  # each ends before the next begins
+        world.give(Received(1, encode(Subscribe(number=number, topic="a/#", where=""))))
+        world.give(_report(number))
+        world.give(Received(1, encode(Unsubscribe(number=number))))
+    assert len(world.broker._rooms.best_effort_ledger._reports[1]) == 1, "what has ended is forgotten"
+    world.broker.handle([Closed(1)], NOW)
+    assert world.broker._rooms.best_effort_ledger._reports == {}
+
+
+def test_a_report_that_cannot_be_is_refused() -> None:
+    world = World()
+    refuse = next(decode(one.data) for one in world.give(_report(3, detected=-1)) if isinstance(one, Send))
+    assert isinstance(refuse, Refuse)

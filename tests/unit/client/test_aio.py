@@ -523,7 +523,7 @@ def test_payloads_are_bytes_or_text() -> None:
         ({"shared": "no"}, "`shared` is True or False, not 'no'"),
         ({"durable": []}, "what a subscription says is text, not list"),
         ({"topic": 5}, "what a subscription says is text, not int"),
-        ({"where": None}, "what a subscription says is text, not NoneType"),
+        ({"where": 1}, "what a subscription says is text, not int"),
         ({"shared": True, "key": 5}, "what a subscription says is text, not int"),
         ({"shared": True, "key": "k" * 256}, "the name of an attribute, has at most 255 bytes"),
         ({"token": 5}, "`token` is the text"),

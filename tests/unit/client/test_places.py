@@ -42,7 +42,7 @@ def test_places_are_tried_in_turn_and_new_ones_take_their_place() -> None:
     assert places.go_on()
     assert places.current == "b:1"
     assert not places.go_on()  # all were tried
-    places.found(["c:1", "c:1", "d:1"])
+    places.replace(["c:1", "c:1", "d:1"])
     assert places.addresses == ("c:1", "d:1")
     places.move(["e:1", "c:1"])
     assert places.addresses == ("e:1", "d:1", "c:1")
@@ -137,3 +137,16 @@ def test_who_publishes_stays_until_all_is_settled() -> None:
     better = found("b:1", "a:1", weights=(5.0, 0.0))
     for _ in range(REVIEWS + 2):
         assert reviewed(script, better) == []
+
+
+def test_a_consumer_of_a_shared_subscription_stays_where_it_is_shared() -> None:
+    """Its group is at one broker: elsewhere it would be refused."""
+    script = seeker(ping_us=100 * SECOND_US, dead_us=300 * SECOND_US)
+    better = found("b:1", "a:1", weights=(5.0, 0.0))
+    shared = wire.Subscribe(number=0, topic="t/#", where="", durable="d", ack="manual", shared=True)
+    number, effects = script.core.subscribe(shared)
+    script.do(effects)
+    for _ in range(REVIEWS + 2):
+        assert reviewed(script, better) == []
+    script.do(script.core.unsubscribe(number))
+    assert any(reviewed(script, better) == [Dial("b:1")] for _ in range(REVIEWS))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
+from postroad.discovery import node
 from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -54,7 +57,14 @@ class Stage:
                 self.now_us, self.sent = began_us, answered
 
     def advertise(
-        self, number: int, *, network: int = 1, members: int = 1, geography: str = "eu", lifetime_s: int = 60
+        self,
+        number: int,
+        *,
+        network: int = 1,
+        members: int = 1,
+        geography: str = "eu",
+        lifetime_s: int = 60,
+        secret: bytes = b"",
     ) -> bool:
         """Whether the node took it."""
         source = (f"192.0.2.{number}", 7420)
@@ -67,7 +77,7 @@ class Stage:
             transports=("tcp",),
             geography=geography,
             institution="",
-            secret=bytes([number]) * 16,
+            secret=secret or bytes([number]) * 16,
             network=network,
             members=members,
             lifetime_s=lifetime_s,
@@ -107,6 +117,43 @@ def test_a_request_enters_at_the_closest_and_the_farthest_of_each_network() -> N
     # A later attempt enters at more, since the first ones may be dead; the same one is only acknowledged.
     assert stage.request(2) == ({1, 2, 3, 5, 7}, 10)
     assert stage.request(2) == (set(), 10)
+
+
+def test_brokers_are_sorted_when_the_networks_change_and_not_for_every_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+    for number in range(1, 101):
+        assert stage.advertise(number)
+    sorted_by = node._distance
+    compared: list[object] = []
+    monkeypatch.setattr(node, "_distance", lambda broker: (compared.append(broker), sorted_by(broker))[1])
+    for number in range(200):
+        assert stage.request(uuid=number.to_bytes(16, "big")) == ({1, 100}, 100)
+    assert len(compared) <= 102
+    # Who comes, goes or tells of another network counts at once, a changed distance within a second.
+    assert stage.advertise(101)
+    assert stage.advertise(100, lifetime_s=0)
+    assert stage.request(uuid=b"1" * 16) == ({1, 101}, 100)
+    assert stage.advertise(50, network=50, members=3)
+    assert stage.request(uuid=b"2" * 16) == ({1, 50, 101}, 102)
+    stage.distances["192.0.2.2", 7420] = MILLISECOND_US
+    stage.now_us += 12 * SECOND_US
+    stage.handle([])
+    stage.now_us += SECOND_US
+    assert stage.request(uuid=b"3" * 16) == ({2, 50, 101}, 102)
+    stage.node.check()
+
+
+def test_a_broker_that_shares_a_secret_harms_nobody_else() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    assert stage.advertise(2, secret=bytes([1]) * 16)
+    assert stage.advertise(3)
+    stage.node.check()
+    assert stage.advertise(2, lifetime_s=0, secret=bytes([1]) * 16)
+    stage.node.check()
+    assert stage.request() == ({1, 3}, 2)
 
 
 def test_an_advertisement_expires_unless_it_is_renewed() -> None:

@@ -7,18 +7,36 @@ from random import Random
 
 import pytest
 
+from postroad.broker.core import Broker
 from postroad.clocks import ClockOffset
+from postroad.config import BrokerConfig
 from postroad.discovery.cookies import COOKIE_LIFE_US, Cookies
 from postroad.discovery.memory import Memory
+from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.discovery.policy import Policy, credential
 from postroad.discovery.rates import ASKING_A_SECOND, PINGS_A_SECOND, SEALED_A_SECOND, Rate, Rates
 from postroad.discovery.selection import Candidate, choose, shortlist, weigh
 from postroad.discovery.settings import DiscoveryConfig, SearchSettings, Weights
 from postroad.errors import UsageError
-from postroad.links.access import hash_token
+from postroad.ids import Identity
+from postroad.links.access import AuthConfig, hash_token
+from postroad.seam.datagrams import Datagram, SendTo
 from postroad.units import GIB, SECOND_US
 from postroad.wire.datagrams import DATAGRAM_MARK
-from postroad.wire.discovery import Kind, Ping, Request, Response, Usage, encode
+from postroad.wire.discovery import (
+    MIN_REQUEST_BYTES,
+    Announce,
+    Cookie,
+    Kind,
+    Message,
+    Ping,
+    Request,
+    Response,
+    Usage,
+    decode,
+    encode,
+    padded,
+)
 
 NOW_US = 1_700_000_000_000_000
 UUID = bytes(range(16))
@@ -30,7 +48,7 @@ def test_realms_and_credentials_decide_who_is_answered() -> None:
 
     def admits(host: str, token: str, cookie: bytes = b"", made_with: bytes = b"") -> bool:
         shown = credential(token, UUID, made_with)
-        return policy.admits(host, uuid=UUID, cookie=cookie, shown=shown, certificate="")
+        return policy.admits(host, uuid=UUID, cookie=cookie, credential=shown, certificate="")
 
     assert admits("10.1.2.3", "s3cret")
     assert admits("10.1.2.3", "s3cret", b"c", b"c")
@@ -43,7 +61,7 @@ def test_realms_and_credentials_decide_who_is_answered() -> None:
 
 def test_without_tokens_all_are_answered_and_anonymous_ones_on_loopback_beside_others() -> None:
     def admits(policy: Policy, host: str, certificate: str = "") -> bool:
-        return policy.admits(host, uuid=UUID, cookie=b"", shown=b"", certificate=certificate)
+        return policy.admits(host, uuid=UUID, cookie=b"", credential=b"", certificate=certificate)
 
     assert admits(Policy({}, certificates=False, anonymous=False, realms=()), "192.0.2.1")
     beside = Policy(TOKENS, certificates=False, anonymous=True, realms=())
@@ -52,6 +70,35 @@ def test_without_tokens_all_are_answered_and_anonymous_ones_on_loopback_beside_o
     sealed = Policy({}, certificates=True, anonymous=False, realms=())
     assert admits(sealed, "192.0.2.1", "alice")
     assert not admits(sealed, "192.0.2.1")
+
+
+def test_who_has_no_token_gets_no_datagram_at_all() -> None:
+    """Spec V6: neither of a discovery node nor of a broker, whatever is asked; who has it gets a cookie."""
+    draw = Random(1).randrange
+    identity = Identity(number=1, node=bytes(15) + b"1", name="b", boot=1, starts=1)
+    config = BrokerConfig(
+        auth=AuthConfig(tokens=TOKENS), discovery=DiscoveryConfig(private_nodes=True, group="239.0.0.1:1")
+    )
+    cores = (
+        DiscoveryNode(NodeSettings(name="n", tokens=TOKENS), draw=draw),
+        Broker(config, identity, draw=draw, now_us=NOW_US),
+    )
+    source = ("192.0.2.1", 4000)
+
+    def answers(message: Message) -> list[list[Message]]:
+        data = encode(padded(message, MIN_REQUEST_BYTES))
+        group = ("239.0.0.1", 1)
+        asked = [[Datagram(source, data), Datagram(source, data, group)] for _ in cores]
+        effects = [core.handle(inputs, NOW_US) for core, inputs in zip(cores, asked, strict=True)]
+        return [[decode(one.data) for one in sent if isinstance(one, SendTo)] for sent in effects]
+
+    for shown in (b"", credential("guess", UUID, b""), credential("s3cret", bytes(16), b"")):
+        request = Request(uuid=UUID, attempt=1, sent_us=0, credential=shown)
+        announce = Announce(uuid=UUID, name="n", sent_us=0, credential=shown)
+        for message in (request, announce, Ping(key=bytes(24), sent_us=0)):
+            assert answers(message) == [[], []]
+    request = Request(uuid=UUID, attempt=1, sent_us=0, credential=credential("s3cret", UUID, b""))
+    assert [{type(one) for one in sent} for sent in answers(request)] == [{Cookie}, {Cookie}]
 
 
 def test_a_cookie_serves_one_purpose_at_one_address_for_a_while() -> None:

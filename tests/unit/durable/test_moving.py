@@ -11,6 +11,7 @@ from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Reader, names, reasons, retire
 from tests.worlds.neighbours import Fake
 
+from postroad.units import SECOND_US
 from postroad.wire.frames import Answer, Query, Reply, Request, Unsubscribe, encode
 
 P = 1 << 32
@@ -464,6 +465,67 @@ def test_a_name_that_is_made_again_after_its_deletion_is_another_one(where: int)
         assert names(net, 1) == {}
     net.wait(65)
     assert sum(len(names(net, at)) for at in (0, 1, 3)) == (where != 2)
+
+
+@pytest.mark.parametrize("restarted", [(), (0,), (0, 2)])
+@pytest.mark.parametrize("where", [0, 2, 3])
+def test_a_clock_that_was_ahead_deletes_no_name_that_is_made_later(where: int, restarted: tuple[int]) -> None:
+    """b2, whose clock is ahead, has the name and deletes it while b1 is down. When b1 is back it knows b2's
+    old claim only: what was made since, at a broker that remembers it or was never told, is another one."""
+    net = DurableNet(4, [(0, 1), (0, 2)])
+    net.ahead_us[2] = 60 * SECOND_US
+    net.wait(1)
+    first = Reader(net, 2)
+    first.begin("s")
+    net.wait(1)
+    first.gone()
+    net.kill(1)
+    delete(net, 2, "s")
+    net.ahead_us[2] = 0
+    for at in restarted:
+        net.kill(at)
+        net.start(at)
+    if restarted:
+        net.link(0, 2)
+    net.link(0, 3)
+    net.wait(1)
+    again = Reader(net, where)
+    again.begin("s")
+    net.wait(1)
+    net.start(1)
+    net.link(0, 1)
+    net.wait(3)
+    assert (bool(again.start), again.ended()) == (True, [])
+    assert names(net, where) == {"s": False}
+
+
+def test_a_broker_that_crashes_before_it_has_written_that_it_took_a_name_back_has_not_taken_it() -> None:
+    """Else the one that had it lets go, and so does the other, which remembers only that it had let go."""
+    net = DurableNet(3, [(0, 1), (0, 2)])
+    publisher, first = DurableClient(net, 0), Reader(net, 1)
+    first.begin("s")
+    net.wait(1)
+    second = Reader(net, 2)
+    second.begin("s", token=first.token())
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    net.slow.add(1)
+    third = Reader(net, 1)
+    third.begin("s", token=first.token())
+    net.wait(1)
+    assert third.begun == []
+    net.kill(1)
+    net.slow.clear()
+    second.gone()
+    net.start(1)
+    net.link(0, 1)
+    net.wait(100)
+    assert (names(net, 1), names(net, 2)) == ({}, {"s": False})
+    last = Reader(net, 1)
+    last.begin("s", token=first.token())
+    net.wait(1)
+    assert last.got() == ["a"]
 
 
 def test_a_name_made_in_two_partitions_is_that_of_the_later_one() -> None:

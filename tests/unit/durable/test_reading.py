@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from tests.worlds.brokers import Client, Net, numbers
@@ -113,6 +114,33 @@ def test_a_range_that_ends_in_the_future_is_over_then_though_nothing_comes(at: i
     assert reader.ended() == []
     net.wait(5)
     assert (reader.got(), reader.ended()) == ([], [""])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_range_is_read_whole_whatever_its_broker_has_heard_of_it(seed: int) -> None:
+    """Readers of other parts, and other topics, come and go at that broker, so that its interest changes."""
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    chance = random.Random(seed)
+    publisher, watch = DurableClient(net, 0), Reader(net, 0)
+    net.wait(1)
+    marks, readers, unheard = [watch.heads()[PUBEND]], [], 0
+    for count in range(10):
+        publisher.send(
+            publisher.durable("t", *numbers(10 * count, 10 * count + 10)), publisher.durable("u", "no")
+        )
+        marks.append(watch.heads()[PUBEND])
+        first, last = sorted(chance.sample(range(len(marks)), 2))
+        reader, passer = Reader(net, 2), Reader(net, 2)
+        unheard += reader.heads()[PUBEND] < marks[last]
+        passer.read(marks[0], marks[-1], topic=chance.choice(["t", "u", "#"]))
+        reader.read(marks[first], marks[last])
+        readers.append((reader, numbers(10 * first, 10 * last)))
+        if chance.random() < 0.5:
+            passer.send(encode(Unsubscribe(number=1)))
+        net.wait(chance.choice([0.1, 0.2, 0.5, 1.2]))
+    net.wait(3)
+    assert unheard
+    assert [(reader.got(), reader.ended()) for reader, _ in readers] == [(part, [""]) for _, part in readers]
 
 
 def test_what_was_released_is_a_gap() -> None:

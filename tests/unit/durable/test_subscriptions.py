@@ -30,7 +30,7 @@ from postroad.durable.subscriber.subscriptions import (
 )
 from postroad.errors import BugError, PeerError, StorageError, UsageError
 from postroad.events.token import CheckpointToken
-from postroad.overlay.interest_entries import Claim
+from postroad.overlay.interest_entries import MAX_EPOCH, Claim
 from postroad.seam.storage import Save
 from postroad.selectors import Selector
 
@@ -134,6 +134,19 @@ def test_a_second_connection_takes_the_name_over() -> None:
 def test_bad_names_and_modes_are_refused(name: str, ack: str) -> None:
     with pytest.raises(UsageError):
         attach(Kept(1), name=name, ack=ack)
+
+
+def test_a_claim_from_far_in_the_future_moves_no_other_name() -> None:
+    """An epoch is above all that were heard of, but one peer cannot use them up for all names."""
+    subscriptions = Kept(1)
+    now_us = 1_000_000
+    subscriptions.claimed(Claim("near", now_us + 5), 2, 1, now_us)
+    assert hosted(subscriptions, name="a", session=1, now_us=now_us).epoch == now_us + 6
+    subscriptions.claimed(Claim("far", MAX_EPOCH), 2, 2, now_us)
+    assert hosted(subscriptions, name="b", session=2, now_us=now_us).epoch == now_us + 7
+    token = CheckpointToken({P: 1})
+    assert hosted(subscriptions, name="far", session=3, now_us=now_us, token=token).epoch == MAX_EPOCH
+    assert hosted(subscriptions, name="c", session=4, now_us=now_us).epoch == now_us + 8
 
 
 def always(_broker: int) -> bool:

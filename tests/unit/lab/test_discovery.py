@@ -9,12 +9,13 @@ from postroad.lab.discovery_topologies import PAPER, TOPOLOGIES, measure
 
 
 @pytest.mark.parametrize("shape", TOPOLOGIES)
-def test_a_search_in_the_star_takes_little_more_than_the_physical_limit(shape: str) -> None:
-    """One round trip for the cookie, one ping; and what jitter and three pings take, in virtual time."""
+def test_a_search_takes_the_physical_limit_a_cookie_and_a_ping(shape: str) -> None:
+    """The aim is set for the star; in virtual time, so that no machine can miss it. Jitter of few searches
+    may be half a millisecond more than its mean on each of the five ways."""
     figures = measure(shape, 1.0, searches=3)
-    for client in ("bloomington", "cardiff"):
+    for client in ("bloomington", "cardiff", "ncsa"):
         over = figures[f"{shape}.{client}.over_limit_ms"] - figures[f"{shape}.{client}.allowed_ms"]
-        assert over < 10
+        assert over < 1.25
         assert figures[f"{shape}.{client}.best_chosen_share"] == 1
         assert figures[f"{shape}.{client}.waiting_percent"] > 83
     if shape == "unconnected":

@@ -26,42 +26,44 @@ def access(*rules: str, tokens: bool = True, **fields: object) -> Access:
 
 def test_without_configuration_loopback_is_anonymous_and_others_are_refused() -> None:
     open_house = access(tokens=False)
-    assert open_house.authenticate(token="", certificate=None, loopback=True) == "anonymous"
-    assert open_house.authenticate(token="any", certificate="cn", loopback=True) == "anonymous"
+    assert open_house.authenticate(digest="", certificate=None, loopback=True) == "anonymous"
+    assert open_house.authenticate(digest=hash_token("any"), certificate="cn", loopback=True) == "anonymous"
     with pytest.raises(DeniedError, match="loopback"):
-        open_house.authenticate(token="any", certificate="cn", loopback=False)
+        open_house.authenticate(digest=hash_token("any"), certificate="cn", loopback=False)
 
 
 def test_with_tokens_everybody_needs_one() -> None:
     guarded = access()
-    assert guarded.authenticate(token="secret", certificate=None, loopback=False) == "alice"
+    assert guarded.authenticate(digest=hash_token("secret"), certificate=None, loopback=False) == "alice"
     for loopback in (False, True):
         for token in ("", "Secret", "secret "):
             with pytest.raises(DeniedError):
-                guarded.authenticate(token=token, certificate="cn", loopback=loopback)
+                guarded.authenticate(
+                    digest=hash_token(token) if token else "", certificate="cn", loopback=loopback
+                )
 
 
 def test_anonymous_beside_tokens_is_for_loopback_only() -> None:
     mixed = access(anonymous=True)
-    assert mixed.authenticate(token="", certificate=None, loopback=True) == "anonymous"
+    assert mixed.authenticate(digest="", certificate=None, loopback=True) == "anonymous"
     with pytest.raises(DeniedError, match="loopback"):
-        mixed.authenticate(token="", certificate=None, loopback=False)
+        mixed.authenticate(digest="", certificate=None, loopback=False)
     with pytest.raises(DeniedError, match="not known"):
-        mixed.authenticate(token="wrong", certificate=None, loopback=True)
+        mixed.authenticate(digest=hash_token("wrong"), certificate=None, loopback=True)
 
 
 def test_certificates_are_principals_where_accepted() -> None:
     both = access(certificates=True)
-    assert both.authenticate(token="", certificate="carol", loopback=False) == "carol"
-    assert both.authenticate(token="secret", certificate="carol", loopback=False) == "alice"
+    assert both.authenticate(digest="", certificate="carol", loopback=False) == "carol"
+    assert both.authenticate(digest=hash_token("secret"), certificate="carol", loopback=False) == "alice"
     with pytest.raises(DeniedError, match="not known"):
-        both.authenticate(token="wrong", certificate="carol", loopback=False)
+        both.authenticate(digest=hash_token("wrong"), certificate="carol", loopback=False)
     with pytest.raises(DeniedError, match="cannot be named"):
-        both.authenticate(token="", certificate="anonymous", loopback=False)
+        both.authenticate(digest="", certificate="anonymous", loopback=False)
     only = Access(AuthConfig(certificates=True))
-    assert only.authenticate(token="", certificate="carol", loopback=False) == "carol"
+    assert only.authenticate(digest="", certificate="carol", loopback=False) == "carol"
     with pytest.raises(DeniedError):
-        only.authenticate(token="", certificate=None, loopback=True)
+        only.authenticate(digest="", certificate=None, loopback=True)
 
 
 # -- rules -----------------------------------------------------------------------------------------

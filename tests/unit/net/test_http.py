@@ -31,7 +31,7 @@ def test_figures_are_made_once_for_all_who_ask_at_the_same_time(monkeypatch: pyt
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
-            server = HttpServer(figures=figures, delays=list, ready=lambda: True, about={})
+            server = HttpServer(figures=figures, delays=list, levels=list, ready=lambda: True, about={})
             await server.start(listener)
             port = listener.getsockname()[1]
             monkeypatch.setattr(http, "FRESH_S", 60.0)

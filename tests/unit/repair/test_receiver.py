@@ -67,6 +67,67 @@ def test_what_was_published_before_the_subscription_is_not_missed() -> None:
     assert [one.wanted for one in asked(core, 8 * SECOND_US)] == [(1_000_002,)]
 
 
+def test_what_was_published_after_a_message_that_came_is_missed_however_old_the_summary_is() -> None:
+    """A summary begins with what was new in the one before, which may be older than the subscription."""
+    core = Receiver(ME, MASKS, RepairSettings(), 5 * SECOND_US)
+    core.summary(Z, summary(10, X, X, since_ms=3_000), 5 * SECOND_US)
+    core.message(Z, 12, "came", 5 * SECOND_US)
+    core.summary(Z, summary(11, X, X, X, X, since_ms=4_000), 6 * SECOND_US)
+    assert [one.wanted for one in asked(core, 7 * SECOND_US)] == [(13, 14)]
+
+
+def test_a_range_is_asked_for_as_long_as_the_publisher_answers() -> None:
+    """After a cut of some seconds it is longer than the summaries of as many requests as there are tries."""
+    core = receiver()
+    core.summary(Z, summary(1, Y), 0)
+    core.summary(Z, summary(20_001, Y), SECOND_US)
+    now, first, items = SECOND_US, 2, []
+    while first <= 20_000:
+        now += SECOND_US // 10
+        requests, more = core.tick(now)
+        items += more
+        for _, request in requests:
+            assert request.ranges == ((first, 20_000),)
+            last = min(first + 255, 20_000)
+            core.summary(Z, summary(first, *(Y for _ in range(first, last + 1))), now)
+            first = last + 1
+    assert core.requests > 70
+    assert items == []
+    assert asked(core, now + 60 * SECOND_US) == []
+
+
+def test_a_publisher_that_says_only_how_far_it_is_says_nothing_of_a_range() -> None:
+    core = receiver()
+    core.summary(Z, summary(1, Y), 0)
+    core.summary(Z, summary(8, Y), 0)
+    core.summary(Z, summary(9), 0)
+    (request,) = asked(core, SECOND_US)
+    assert request.ranges == ((2, 7),)
+
+
+def test_a_quiet_publisher_is_asked_only_for_what_may_have_been_missed() -> None:
+    """Found: who first heard of a publisher when that was quiet took all before for looked at."""
+    core = Receiver(ME, MASKS, RepairSettings(), 5 * SECOND_US)
+    core.summary(Z, summary(9, since_ms=4_999), 6 * SECOND_US)
+    assert asked(core, 7 * SECOND_US) == []
+    core.summary(OTHER, summary(9, since_ms=5_000), 7 * SECOND_US)
+    assert [one.ranges for one in asked(core, 8 * SECOND_US)] == [((1, 8),)]
+
+
+def test_a_range_that_is_given_up_is_a_gap_without_what_came() -> None:
+    core = receiver()
+    core.summary(Z, summary(1, Y), 0)
+    core.summary(Z, summary(8, Y), 0)
+    core.message(Z, 4, "came", 0)
+    now, items = 0, []
+    for _ in range(400):
+        now += SECOND_US // 4
+        items += core.tick(now)[1]
+    assert items == [Lost(Z, 1, 3), Lost(Z, 4, 7)]
+    assert core.message(Z, 5, "late", now, repair=True) == [], "its gap was told"
+    core.check()
+
+
 def test_a_publisher_that_starts_anew_is_another_one() -> None:
     """Trap: receivers must not take that for a million losses."""
     core = receiver()
@@ -75,7 +136,9 @@ def test_a_publisher_that_starts_anew_is_another_one() -> None:
     assert core.message(OTHER, 1, "new", 0) == ["new"]
     core.summary(OTHER, summary(1, X), 0)
     assert core.missing == 0
-    assert asked(core, SECOND_US) in ([], [Request(receiver=ME, wanted=(), ranges=((999_936, 999_999),))])
+    (request,) = asked(core, SECOND_US)
+    assert request.wanted == ()
+    assert request.ranges == ((1_000_000 - receivers.MAX_BEFORE, 999_999),), "bounded, and only asked about"
 
 
 def test_what_cannot_be_repaired_is_a_gap_once_and_not_delivered_later() -> None:
@@ -99,7 +162,45 @@ def test_order_is_restored_within_the_window_and_no_longer() -> None:
     assert core.message(Z, 1, 1, SECOND_US, repair=True) == [1, 2, 3]
     assert core.message(Z, 5, 5, SECOND_US) == []
     assert core.tick(3 * SECOND_US)[1] == [5], "the window is over"
-    assert core.message(Z, 4, 4, 4 * SECOND_US, repair=True) == [], "too late for its place"
+    late = core.message(Z, 4, 4, 4 * SECOND_US, repair=True)
+    assert late == [Lost(Z, 3, 4)], "too late for its place, and not in silence"
+    assert core.message(Z, 4, 4, 4 * SECOND_US) == []
+
+
+def test_in_order_a_gap_comes_before_what_waited_for_it() -> None:
+    core = receiver(order_us=2 * SECOND_US)
+    core.message(Z, 1, 1, 0)
+    core.message(Z, 4, 4, 0)
+    assert core.summary(Z, summary(1, X, X, Y, X), 0) == [1]
+    assert core.tick(2 * SECOND_US - 1)[1] == []
+    assert core.tick(2 * SECOND_US)[1] == [Lost(Z, 1, 2), 4]
+    assert core.message(Z, 2, 2, 2 * SECOND_US, repair=True) == []
+    core.summary(Z, summary(5, X, X), 3 * SECOND_US)
+    core.message(Z, 6, 6, 3 * SECOND_US)
+    assert core.tick(5 * SECOND_US)[1] == [Lost(Z, 4, 5), 6]
+    core.message(Z, 9, 9, 5 * SECOND_US)
+    assert core.tick(7 * SECOND_US)[1] == [9], "no summary has named what is before it"
+    core.summary(Z, summary(7, X, Y, X), 8 * SECOND_US)
+    assert core.tick(8 * SECOND_US)[1] == [Lost(Z, 6, 7)]
+    core.check()
+    assert core.missing == 0
+
+
+def test_what_has_waited_for_long_enough_waits_for_nothing_that_came_later() -> None:
+    """Found: the deadline of what came first was in the past, and the client busy until that of the other."""
+    core = receiver(order_us=2 * SECOND_US)
+    core.message(Z, 5, 5, 0)
+    core.message(Z, 4, 4, SECOND_US)
+    assert core.tick(2 * SECOND_US - 1)[1] == []
+    assert core.tick(2 * SECOND_US)[1] == [4, 5]
+    assert core.next_deadline() is None
+
+
+def test_a_repair_that_was_not_wanted_lets_go_what_waited_for_it() -> None:
+    core = receiver(order_us=2 * SECOND_US)
+    core.message(Z, 2, 2, 0)
+    core.summary(Z, summary(1, X, X), 0)
+    assert core.false_repair(Z, 1, SECOND_US) == [None, 2]
 
 
 def test_others_are_asked_when_the_publisher_is_silent_or_has_forgotten() -> None:
@@ -130,8 +231,20 @@ def test_memory_is_bounded_whatever_comes() -> None:
     for number in range(receivers.MAX_SOURCES + 10):
         core.summary(number.to_bytes(8, "big"), summary(1, X), 0)
     core.check()
+    assert Lost((0).to_bytes(8, "big"), 0, 1) in core.tick(0)[1], "who is forgotten is not in silence"
     core.summary(Z, summary(1 << 60, X), 0)
     core.check()
+
+
+def test_losses_of_one_publisher_are_bounded_and_the_oldest_are_gaps() -> None:
+    core = receiver()
+    for first in range(1, receivers.MAX_LOST + 513, 256):
+        core.summary(Z, summary(first, *(X,) * 256), 0)
+        core.check()
+    assert core.missing == receivers.MAX_LOST
+    gaps = [item for item in core.tick(0)[1] if isinstance(item, Lost)]
+    assert sum(gap.end - gap.start for gap in gaps) == 512
+    assert gaps[0] == Lost(Z, 0, 1)
 
 
 def test_a_subscription_whose_bits_say_too_little_stops_looking_for_losses() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from postroad.client.repair.neighbours import Neighbours
 from postroad.client.repair.receiver import Receiver
 from postroad.client.repair.reporting import MAX_IDS, MAX_WAITING, REPORT_US, Reporting
 from postroad.client.repair.settings import DEFAULTS
@@ -124,11 +125,12 @@ def test_a_queue_message_may_be_anywhere_until_somebody_accepts_it() -> None:
 
 def test_subscribers_tell_of_repairs_a_part_at_a_time_once_a_second() -> None:
     reporting, receiver = Reporting(), Receiver(bytes(8), (), DEFAULTS, 0)
+    mine = (7, receiver, Neighbours(bytes(8), DEFAULTS, draw=lambda _: 0))
     assert reporting.next_deadline() is None
-    reporting.came(7, 3)
-    (first,) = reporting.take([(7, receiver)], NOW)
+    reporting.received(7, 3)
+    (first,) = reporting.take([mine], NOW)
     assert (first.number, first.ids, first.received) == (7, b"", 3)
-    assert reporting.take([(7, receiver)], NOW + REPORT_US) == []  # nothing is new
+    assert reporting.take([mine], NOW + REPORT_US) == []  # nothing is new
     ids = [number.to_bytes(16, "big") for number in range(MAX_WAITING + 5)]
     for identity in ids:
         reporting.repaired(7, identity)
@@ -137,9 +139,9 @@ def test_subscribers_tell_of_repairs_a_part_at_a_time_once_a_second() -> None:
     now_us = NOW
     while reporting.next_deadline() is not None:
         now_us += REPORT_US
-        for report in reporting.take([(7, receiver)], now_us):
+        for report in reporting.take([mine], now_us):
             assert 0 < len(report.ids) <= MAX_IDS * 16
             told += report.ids
     assert told == b"".join(ids[5:])  # the oldest were too many
     reporting.end(7)
-    assert reporting.take([(7, receiver)], now_us + REPORT_US) == []
+    assert reporting.take([mine], now_us + REPORT_US) == []

@@ -141,6 +141,11 @@ MESSAGES: list[Message] = [
         given_up=1,
         duplicates=4,
         slowest_us=90,
+        recovery_us=120,
+        repairs=5,
+        asked=6,
+        hits=5,
+        cached=50,
     ),
     frames.Discover(
         uuid=bytes(16),

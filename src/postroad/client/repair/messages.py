@@ -42,7 +42,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     first: int
     fresh: int
-    since_ms: int  # when the first of them was published
+    since_ms: int  # when the first of them was published; without entries, the last message
     entries: tuple[int, ...]
 
     @property
@@ -156,12 +156,11 @@ def decode(data: bytes) -> Message:
 
 def encode_record(entries: tuple[int, ...], room: int) -> bytes:
     """A publication record (spec B3): as many entries, the latest first, as fit; b"" if none does."""
-    some = entries
-    while some:
-        encoded = encode_entries(some)
+    while entries:
+        encoded = encode_entries(entries)
         if len(encoded) <= room:
             return encoded
-        some = some[: len(some) * room // len(encoded)]
+        entries = entries[: len(entries) * room // len(encoded)]
     return b""
 
 
@@ -307,11 +306,11 @@ class _Reader:
         return tuple(numbers)
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for _ in range(self._count(MAX_RANGES)):
             first = self.number()
-            found.append((first, first + self.number()))
-        return tuple(found)
+            ranges.append((first, first + self.number()))
+        return tuple(ranges)
 
     def entries(self) -> tuple[int, ...]:
         count = self._count(MAX_ENTRIES)

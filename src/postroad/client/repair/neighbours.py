@@ -28,7 +28,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 MAX_WANTED: Final = 4_096
 MAX_OFFERED: Final = 4_096
-MAX_HELD_OFF: Final = 8_192
+MAX_SILENCED: Final = 8_192
 MAX_ASKS: Final = 6  # of one node for one message
 MAX_ASKS_PER_S: Final = 200  # of one node
 MAX_REPAIRS_PER_S: Final = 200
@@ -105,12 +105,12 @@ class Neighbours:
         self._delays: dict[bytes, float] = {}  # publisher -> its delay, averaged; at most MAX_WANTED
         self._wanted: dict[tuple[bytes, int], _Wanted] = {}
         self._offered: dict[tuple[bytes, int], _Offered] = {}
-        self._held_off: dict[tuple[bytes, int], int] = {}  # repaired lately -> until when
+        self._silenced: dict[tuple[bytes, int], int] = {}  # repaired lately -> until when nobody need do so
         self._repeats = 0  # repairs since the last offer of what was repaired already
         self._repair_delay: float | None = None  # of the last repair since then, in units of d
         self._due_us: int | None = None  # of all timers the first
         self._second_us = 0
-        self._said = [0, 0]  # asks and repairs in this second
+        self._sent = [0, 0]  # asks and repairs in this second
         self.asks = self.repairs = self.suppressed = 0
 
     # --- what comes
@@ -160,23 +160,23 @@ class Neighbours:
             else:
                 self._next_round(ask.publisher, wanted, now_us)
         delay_us = max(MIN_DELAY_US, min(now_us - ask.sent_us, MAX_DELAY_US))
-        found = self.cache.get(ask.publisher, ask.sequence)
+        cached = self.cache.get(ask.publisher, ask.sequence)
         self.cache.asked(
             ask.publisher,
-            hit=found is not None,
+            hit=cached is not None,
             wait_s=min(ask.wait_us, 60 * SECOND_US) / SECOND_US,
             source_s=self.delay_us(ask.publisher) / SECOND_US,
             asker_s=delay_us / SECOND_US,
         )
-        if found is None or key in self._offered or len(self._offered) >= MAX_OFFERED:
+        if cached is None or key in self._offered or len(self._offered) >= MAX_OFFERED:
             return
-        if self._held_off.get(key, 0) > now_us:
+        if self._silenced.get(key, 0) > now_us:
             return
         if self._repair_delay is not None:
             self.repairing.finished(self._repeats, self._repair_delay)
         self._repeats, self._repair_delay = 0, None
         due_us = now_us + self._wait_us(self.repairing, delay_us)
-        self._offered[key] = _Offered(*found, ask.receiver, now_us, due_us, delay_us)
+        self._offered[key] = _Offered(*cached, ask.receiver, now_us, due_us, delay_us)
         self._wake(due_us)
 
     def heard_repair(self, publisher: bytes, sequence: int, now_us: int) -> None:
@@ -187,7 +187,7 @@ class Neighbours:
             self.suppressed += 1
             self.cache.provided(publisher, here=False)
             self._repair_delay = (now_us - offered.began_us) / offered.delay_us
-        elif self._held_off.get(key, 0) > now_us:
+        elif self._silenced.get(key, 0) > now_us:
             self._repeats += 1
         # Also what nobody has asked for here: the ask may be behind its repair.
         self._hold_off(key, now_us + HOLD_OFF * self.delay_us(publisher))
@@ -200,10 +200,16 @@ class Neighbours:
             waited = (first_us - wanted.began_us) / self.delay_us(publisher)
             self.asking.finished(wanted.duplicates, waited)
 
+    def give_up(self, publisher: bytes, start: int, end: int) -> None:
+        """What is missing of (start, end] is no longer wanted."""
+        given_up = [key for key in self._wanted if key[0] == publisher and start < key[1] <= end]
+        for key in given_up:
+            del self._wanted[key]
+
     def _hold_off(self, key: tuple[bytes, int], until_us: int) -> None:
-        if len(self._held_off) >= MAX_HELD_OFF:
-            del self._held_off[next(iter(self._held_off))]
-        self._held_off[key] = until_us
+        if len(self._silenced) >= MAX_SILENCED:
+            del self._silenced[next(iter(self._silenced))]
+        self._silenced[key] = until_us
 
     # --- time
 
@@ -220,7 +226,7 @@ class Neighbours:
         if self._due_us is None or now_us < self._due_us:
             return []
         if now_us - self._second_us >= SECOND_US:
-            self._second_us, self._said = now_us, [0, 0]
+            self._second_us, self._sent = now_us, [0, 0]
         out: list[Named] = []
         for key, wanted in list(self._wanted.items()):
             if now_us >= wanted.due_us:
@@ -241,9 +247,9 @@ class Neighbours:
             del self._wanted[key]
             return []
         self._next_round(publisher, wanted, now_us)
-        if self._said[0] >= MAX_ASKS_PER_S:
+        if self._sent[0] >= MAX_ASKS_PER_S:
             return []
-        self._said[0] += 1
+        self._sent[0] += 1
         wanted.asks += 1
         self.asks += 1
         wait = (self.asking.first + self.asking.spread / 2) * self.delay_us(publisher)
@@ -259,9 +265,9 @@ class Neighbours:
 
     def _repair(self, key: tuple[bytes, int], offered: _Offered, now_us: int) -> list[Named]:
         del self._offered[key]
-        if self._said[1] >= MAX_REPAIRS_PER_S:
+        if self._sent[1] >= MAX_REPAIRS_PER_S:
             return []
-        self._said[1] += 1
+        self._sent[1] += 1
         self.repairs += 1
         self.cache.provided(key[0], here=True)
         self._repair_delay = (now_us - offered.began_us) / offered.delay_us
@@ -273,7 +279,7 @@ class Neighbours:
 
     def check(self) -> None:
         self.cache.check()
-        if max(len(self._wanted), len(self._offered)) > MAX_WANTED or len(self._held_off) > MAX_HELD_OFF:
+        if max(len(self._wanted), len(self._offered)) > MAX_WANTED or len(self._silenced) > MAX_SILENCED:
             raise BugError("what is asked of neighbours is out of bounds")
         timers = self._timers()
         if timers and (self._due_us is None or self._due_us > min(timers)):

@@ -63,10 +63,11 @@ class PublisherSide:
         self.me = me
         self._settings = settings
         self.sequence = 0  # of the last message
+        self._last_us = 0  # when that was published
         self._kept: deque[Kept] = deque()  # consecutive, the oldest first
         self._kept_bytes = 0
-        self._told = 0  # the last one that a summary named
-        self._before = 0  # the first of those that were new in the last summary
+        self._summarised = 0  # the last one that a summary named
+        self._repeat_from = 0  # the first of those that were new in the last summary; 0: none
         self._summary_us: int | None = None  # when the next one is due
         self._heartbeats = 0  # since the last message
         self._asked: dict[int, dict[bytes, None]] = {}  # message -> who asked
@@ -83,6 +84,7 @@ class PublisherSide:
     def publish(self, bits: int, row: bytes, now_us: int) -> tuple[int, ...]:
         """The record to send with it: the bits of the `record` messages before. Its number is `sequence`."""
         self.sequence += 1
+        self._last_us = now_us
         if self.sequence >= self._shrink_at:
             self._shrink_at = self.sequence + CALM
             self.record = max(self._settings.record, self.record - 1)
@@ -99,9 +101,9 @@ class PublisherSide:
             self._forget()
         if self._settings.summaries:
             self._heartbeats = 0
-            if self._summary_us is None or self.sequence == self._told + 1:
+            if self._summary_us is None or self.sequence == self._summarised + 1:
                 self._summary_us = now_us + self._settings.summary_us
-            if self.sequence - self._told >= self._settings.summary_messages:
+            if self.sequence - self._summarised >= self._settings.summary_messages:
                 self._summary_us = now_us
         elif self._settings.quiet_us:
             self._heartbeats = 0
@@ -179,8 +181,8 @@ class PublisherSide:
 
     def _describe(self, first: int, last: int, receivers: tuple[bytes, ...]) -> list[Named]:
         """Entries of a range that no summary brought to these; what is no longer kept is gone."""
-        oldest = self._kept[0].sequence if self._kept else self.sequence + 1
-        first, last = max(first, oldest), min(last, self.sequence, max(first, oldest) + MAX_ENTRIES - 1)
+        first = max(first, self.oldest)
+        last = min(last, self.sequence, first + MAX_ENTRIES - 1)
         summary = self._summary(first, max(first - 1, last), first)
         groups = range(0, len(receivers), MAX_NAMES)
         return [Named(receivers[at : at + MAX_NAMES], summary) for at in groups]
@@ -188,36 +190,36 @@ class PublisherSide:
     # --- summaries
 
     def _summary(self, first: int, last: int, fresh: int) -> Summary:
-        kept = [found for at in range(first, last + 1) if (found := self.kept(at)) is not None]
-        if len(kept) != last - first + 1:  # the oldest of them are no longer here
-            first = kept[0].sequence if kept else last + 1
+        first = max(first, min(self.oldest, last + 1))  # the oldest of them may no longer be here
+        kept = [message for at in range(first, last + 1) if (message := self.kept(at)) is not None]
         since = self.kept(first)
         return Summary(
             first=first,
             fresh=max(first, min(fresh, last + 1)),
-            since_ms=0 if since is None else since.at_us // MILLISECOND_US,
-            entries=tuple(one.bits for one in kept),
+            since_ms=(self._last_us if since is None else since.at_us) // MILLISECOND_US,
+            entries=tuple(message.bits for message in kept),
         )
 
     def _summarise(self, now_us: int) -> list[Named]:
         out: list[Named] = []
         settings = self._settings
-        if not settings.summaries and self._told < self.sequence:  # what is before, records have told
-            self._told = max(self._told, self.sequence - min(self.record, settings.summary_messages))
-            self._before = 0
-        while self._told < self.sequence:
-            fresh, last = self._told + 1, min(self.sequence, self._told + settings.summary_messages)
+        if not settings.summaries and self._summarised < self.sequence:  # what is before, records have named
+            unnamed = min(self.record, settings.summary_messages)
+            self._summarised = max(self._summarised, self.sequence - unnamed)
+            self._repeat_from = 0
+        while self._summarised < self.sequence:
+            fresh = self._summarised + 1
+            last = min(self.sequence, self._summarised + settings.summary_messages)
             if last == self.sequence and last - fresh + 1 < settings.summary_messages and out:
                 break  # the rest has its own second
-            out.append(Named((), self._summary(self._before or fresh, last, fresh)))
-            self._before, self._told = fresh, last
+            out.append(Named((), self._summary(self._repeat_from or fresh, last, fresh)))
+            self._repeat_from, self._summarised = fresh, last
         if out:
             self._summary_us = now_us + settings.summary_us
         else:
-            out.append(
-                Named((), self._summary(self._before or self.sequence + 1, self.sequence, self._told + 1))
-            )
-            self._before = self.sequence + 1
+            first = self._repeat_from or self.sequence + 1
+            out.append(Named((), self._summary(first, self.sequence, self._summarised + 1)))
+            self._repeat_from = self.sequence + 1
             self._heartbeats += 1
             wait = min(settings.heartbeat_us, settings.summary_us << self._heartbeats)
             self._summary_us = now_us + wait if self._heartbeats < MAX_HEARTBEATS else None
@@ -228,7 +230,7 @@ class PublisherSide:
 
     def finish(self, now_us: int) -> bool:
         """No more will be published: a summary of the last is due now, if they were not told twice."""
-        if not (self._settings.summaries or self._settings.quiet_us) or self._before > self.sequence:
+        if not (self._settings.summaries or self._settings.quiet_us) or self._repeat_from > self.sequence:
             return False
         self._summary_us = now_us
         return True
@@ -256,5 +258,5 @@ class PublisherSide:
     def check(self) -> None:
         if [kept.sequence for kept in self._kept] != list(range(self.oldest, self.sequence + 1)):
             raise BugError("what a publisher keeps has gaps")
-        if len(self._asked) > MAX_ASKED or self._told > self.sequence:
+        if len(self._asked) > MAX_ASKED or self._summarised > self.sequence:
             raise BugError("a publisher's requests or summaries are out of bounds")

@@ -8,6 +8,9 @@ Losses of one publisher are asked for together, and one request is under way at 
 publisher, which has every message; if that says nothing, to others by content (`neighbours`). After `tries`
 requests a loss is given up, and is a Gap, once.
 
+With `order_us` messages of a publisher are handed out in their order. One that waited for that long for
+earlier ones waits no longer: these are given up, and are a Gap before it.
+
 What was delivered is remembered within a window; what is older than the window is dropped, since it may have
 been delivered. A publisher is known by the first 8 bytes of its ids, so one that starts anew is another one,
 and nothing from before the first word of it counts as lost.
@@ -28,9 +31,9 @@ from postroad.units import MILLISECOND_US
 MAX_SOURCES: Final = 4_096  # publishers remembered
 MAX_LOST: Final = 4_096  # losses of one publisher that are being repaired
 MAX_SEEN: Final = 16_384  # messages of one publisher remembered as received
-MAX_HELD: Final = 16_384  # messages of one publisher held back for order
+MAX_WAITING: Final = 16_384  # messages of one publisher that wait for earlier ones
 MAX_FALSE: Final = 64  # repairs that were not wanted, before masks that cause them are doubted
-MAX_BEFORE: Final = 64  # messages before the first word of a publisher that are asked about
+MAX_BEFORE: Final = 4_096  # messages before the first word of a publisher that are asked about
 MAX_FRESH: Final = 1 << 20  # a summary that jumps further is a publisher gone wrong
 _BACKOFF: Final = (5, 4)  # a request that failed waits this much longer
 
@@ -58,7 +61,7 @@ class _Source:
     """What is known of one publisher."""
 
     covered: int = -1  # looked at up to here, but for `unknown`; -1 before the first summary or record
-    begun: int = -1  # the first message with a record; what is before it is not missed
+    begun: int = -1  # the first message that came; of what is before it, it is not known to be missed
     low: int = 0  # what is not above this may have been delivered: it is dropped
     unknown: list[tuple[int, int]] = field(default_factory=list)  # ranges below `covered`, not looked at
     unknown_tries: int = 0
@@ -69,8 +72,8 @@ class _Source:
     due_us: int | None = None  # when the next request goes out, or the one under way has failed
     backoff_us: int = 0
     answer_us: int = 0  # how long a publisher takes to answer, averaged; 0: not known yet
-    held: dict[int, tuple[Any, int]] = field(default_factory=dict)  # ordered: waiting for earlier ones
-    released: int = 0  # ordered: the last one handed out
+    waiting: dict[int, tuple[Any, int]] = field(default_factory=dict)  # ordered: items, and until when
+    released: int = 0  # ordered: the last one handed out; what is before it comes too late
 
 
 class Receiver:
@@ -82,10 +85,13 @@ class Receiver:
         self._settings = settings
         self._started_us = started_us
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()  # heard of last comes last
+        self._pending: dict[bytes, _Source] = {}  # those of them that `tick` may have something to do for
         self.false_repairs = 0
         self.detected = self.recovered = self.requests = self.duplicates = self.given_up = 0
         self.recovery_us: list[int] = []  # of the latest recoveries, from the detection on
+        self.all_recovery_us = 0  # of all of them together
         self._content: list[tuple[bytes, int, int]] = []  # to be asked of others: publisher, number, bits
+        self._out: list[Any] = []  # what the application gets at the next tick
 
     # --- what comes
 
@@ -94,33 +100,39 @@ class Receiver:
     ) -> list[Any]:
         """A message, or the repair of one, perhaps by others: what the application gets now."""
         source = self._source(publisher, speaks=not repair)
+        if source.begun < 0 and not repair:
+            source.begun = sequence
         if sequence <= source.low or sequence in source.seen:
             self.duplicates += 1
             return []
+        if sequence <= source.released:
+            return [*self._lose(publisher, source, [sequence])]
         self._remember(source, sequence)
         loss = source.lost.pop(sequence, None)
         if loss is not None:
-            if loss.tries == 1 and sequence in source.asked:
-                self._measure(source, now_us - source.asked_us)
-            self.recovered += 1
-            self.recovery_us.append(now_us - loss.found_us)
-            del self.recovery_us[:-1_000]
-            if sequence in source.asked and source.due_us is not None:
-                # A publisher answers all of a request at once: what does not come with it was lost again.
-                source.due_us = min(source.due_us, now_us + 2 * self._settings.settle_us)
-                source.backoff_us = 0
-            source.asked.discard(sequence)
-            if not source.asked and not source.unknown:
-                source.due_us = now_us if source.lost else None
+            self._recovered(source, sequence, loss, now_us)
         if not self._settings.order_us:
             return [item]
-        if sequence <= source.released:
-            return []  # its Gap was told, or what came after it was handed out
-        if len(source.held) >= MAX_HELD:
-            oldest = min(source.held)
-            source.held[oldest] = (source.held[oldest][0], 0)
-        source.held[sequence] = (item, now_us + self._settings.order_us)
-        return self._release(source, now_us)
+        if len(source.waiting) >= MAX_WAITING:
+            oldest = min(source.waiting)
+            source.waiting[oldest] = (source.waiting[oldest][0], 0)
+        source.waiting[sequence] = (item, now_us + self._settings.order_us)
+        return self._release(publisher, source, now_us)
+
+    def _recovered(self, source: _Source, sequence: int, loss: Loss, now_us: int) -> None:
+        if loss.tries == 1 and sequence in source.asked:
+            self._measure(source, now_us - source.asked_us)
+        self.recovered += 1
+        self.recovery_us.append(now_us - loss.found_us)
+        self.all_recovery_us += now_us - loss.found_us
+        del self.recovery_us[:-1_000]
+        if sequence in source.asked and source.due_us is not None:
+            # A publisher answers all of a request at once: what does not come with it was lost once more.
+            source.due_us = min(source.due_us, now_us + 2 * self._settings.settle_us)
+            source.backoff_us = 0
+        source.asked.discard(sequence)
+        if not source.asked and not source.unknown:
+            source.due_us = now_us if source.lost else None
 
     def _measure(self, source: _Source, answer_us: int) -> None:
         source.answer_us += (answer_us - source.answer_us) // (4 if source.answer_us else 1)
@@ -128,24 +140,31 @@ class Receiver:
     def summary(self, publisher: bytes, summary: Summary, now_us: int) -> list[Any]:
         """What the application gets now: what waited for its order to be known."""
         source = self._source(publisher)
-        # What was published before this subscription began is not missed by it.
+        # What was published before this subscription began is not missed by it, unless it got one before.
         earlier = summary.since_ms < self._started_us // MILLISECOND_US
+        missed_from = summary.first if not earlier else source.begun + 1 if source.begun >= 0 else None
         if source.covered < 0:
-            source.covered = summary.last if earlier else max(0, summary.first - 1 - MAX_BEFORE)
+            source.covered = summary.first - 1 if earlier else max(0, summary.first - 1 - MAX_BEFORE)
         if summary.last > source.covered + MAX_FRESH:
             source.covered = summary.last - MAX_FRESH
         if summary.first > source.covered + 1:
             if self._settings.publisher_first:  # nobody else can say what was in between
-                self._not_told(source, source.covered + 1, summary.first - 1, now_us)
+                self._add_unknown(source, source.covered + 1, summary.first - 1, now_us)
             source.covered = summary.first - 1
         for at, bits in enumerate(summary.entries):
             sequence = summary.first + at
-            if not earlier and (sequence > source.covered or self._is_unknown(source, sequence)):
-                self._look_at(source, sequence, bits, now_us)
-        if source.unknown:
-            source.unknown = _without(source.unknown, summary.first, summary.last)
+            if missed_from is None or sequence < missed_from:
+                continue
+            if sequence > source.covered or self._is_unknown(source, sequence):
+                self._look_at(publisher, source, sequence, bits, now_us)
+        left = _without(source.unknown, 0 if earlier else summary.first, summary.last)
+        if left != source.unknown:
+            # The publisher answers, so it is asked for the rest, and soon.
+            source.unknown, source.unknown_tries, source.backoff_us = left, 0, 0
+            if left and source.due_us is not None:
+                source.due_us = min(source.due_us, now_us + 2 * self._settings.settle_us)
         source.covered = max(source.covered, summary.last)
-        return self._release(source, now_us) if self._settings.order_us else []
+        return self._release(publisher, source, now_us) if self._settings.order_us else []
 
     def record(self, publisher: bytes, sequence: int, record: tuple[int, ...], now_us: int) -> None:
         """The paper's way (3.1): the bits of the messages before this one, the latest first. Messages
@@ -155,7 +174,7 @@ class Receiver:
             source.begun = sequence
         for back, bits in enumerate(record, 1):
             if sequence - back > source.begun:
-                self._look_at(source, sequence - back, bits, now_us)
+                self._look_at(publisher, source, sequence - back, bits, now_us)
         # What lies between `covered` and the record is looked at by nobody: there is no way to know of it.
         source.covered = max(source.covered, sequence)
 
@@ -170,13 +189,15 @@ class Receiver:
                 loss.silent = self._settings.publisher_tries
                 source.due_us = now_us
 
-    def false_repair(self, publisher: bytes, sequence: int, now_us: int) -> None:
-        """It did not match after all. Masks that do not tell well enough what matches are given up."""
-        self.message(publisher, sequence, None, now_us, repair=True)
+    def false_repair(self, publisher: bytes, sequence: int, now_us: int) -> list[Any]:
+        """It did not match after all: what the application gets now, which may have waited for it. Masks that
+        do not tell well enough what matches are given up."""
+        items = self.message(publisher, sequence, None, now_us, repair=True)
         self.false_repairs += 1
         self.recovered -= 1
         if self.false_repairs > MAX_FALSE and self.false_repairs > self.recovered:
             self.masks = tuple(mask for mask in self.masks if mask.exact)
+        return items
 
     # --- what is known of a publisher
 
@@ -185,9 +206,10 @@ class Receiver:
         if source is None:
             source = self._sources[publisher] = _Source()
             if len(self._sources) > MAX_SOURCES:
-                self._sources.popitem(last=False)
+                self._forget(*self._sources.popitem(last=False))
         else:
             self._sources.move_to_end(publisher)
+        self._pending[publisher] = source
         if speaks:
             for loss in source.lost.values():
                 if not loss.silent:
@@ -195,7 +217,15 @@ class Receiver:
                 loss.silent = 0
         return source
 
+    def _forget(self, publisher: bytes, source: _Source) -> None:
+        """Nothing more is expected of this publisher."""
+        self._pending.pop(publisher, None)
+        self._out += self._lose(publisher, source, list(source.lost))
+        self._out += [source.waiting[sequence][0] for sequence in sorted(source.waiting)]
+
     def _remember(self, source: _Source, sequence: int) -> None:
+        if sequence <= source.low:
+            return
         source.seen.add(sequence)
         if len(source.seen) > MAX_SEEN:
             kept = sorted(source.seen)[MAX_SEEN // 2 :]
@@ -204,20 +234,21 @@ class Receiver:
             for lost in [lost for lost in source.lost if lost <= source.low]:
                 source.lost[lost].tries = self._settings.tries
 
-    def _look_at(self, source: _Source, sequence: int, bits: int, now_us: int) -> None:
+    def _look_at(self, publisher: bytes, source: _Source, sequence: int, bits: int, now_us: int) -> None:
         if sequence in source.seen or sequence in source.lost or sequence <= source.low:
             return
         if not matched(bits, self.masks):
             return
         self.detected += 1
+        if sequence <= source.released:
+            self._out += self._lose(publisher, source, [sequence])
+            return
         if len(source.lost) >= MAX_LOST:
-            oldest = next(iter(source.lost))
-            source.lost[oldest].tries = self._settings.tries
-            source.due_us = now_us
+            self._out += self._lose(publisher, source, [next(iter(source.lost))])
         source.lost[sequence] = Loss(bits, now_us)
         self._soon(source, now_us)
 
-    def _not_told(self, source: _Source, first: int, last: int, now_us: int) -> None:
+    def _add_unknown(self, source: _Source, first: int, last: int, now_us: int) -> None:
         source.unknown.append((first, last))
         if len(source.unknown) > MAX_RANGES:
             (first, _), (_, last) = source.unknown[0], source.unknown[1]
@@ -237,14 +268,16 @@ class Receiver:
     def tick(self, now_us: int) -> tuple[list[tuple[bytes, Request]], list[Any]]:
         """Requests to publishers; Losts, and what waited for its order."""
         requests: list[tuple[bytes, Request]] = []
-        out: list[Any] = []
-        for publisher, source in self._sources.items():
+        out, self._out = self._out, []
+        for publisher, source in list(self._pending.items()):
             if source.due_us is not None and now_us >= source.due_us:
                 request = self._ask(publisher, source, now_us, out)
                 if request is not None:
                     requests.append((publisher, request))
-            if source.held:
-                out += self._release(source, now_us)
+            if source.waiting:
+                out += self._release(publisher, source, now_us)
+            if source.due_us is None and not source.waiting:
+                del self._pending[publisher]
         return requests, out
 
     def _ask(self, publisher: bytes, source: _Source, now_us: int, out: list[Any]) -> Request | None:
@@ -279,20 +312,32 @@ class Receiver:
 
     def _give_up(self, publisher: bytes, source: _Source) -> list[Lost]:
         """What was asked for often enough."""
-        spent = sorted(at for at, loss in source.lost.items() if loss.tries >= self._settings.tries)
-        lost: list[Lost] = []
-        for sequence in spent:
-            del source.lost[sequence]
-            self._remember(source, sequence)  # a repair that comes now is too late: the Gap is told
-            if lost and lost[-1].end == sequence - 1:
-                lost[-1] = Lost(publisher, lost[-1].start, sequence)
-            else:
-                lost.append(Lost(publisher, sequence - 1, sequence))
-        if source.unknown and source.unknown_tries >= self._settings.tries:
-            lost += [Lost(publisher, first - 1, last) for first, last in source.unknown]
+        tries = self._settings.tries
+        gaps = self._lose(publisher, source, [at for at, loss in source.lost.items() if loss.tries >= tries])
+        if source.unknown_tries >= tries:
+            for first, last in source.unknown:
+                recent = max(first, last - MAX_SEEN // 2 + 1)
+                if first < recent:
+                    gaps.append(Lost(publisher, first - 1, recent - 1))
+                    self.given_up += recent - first
+                missed = (at for at in range(recent, last + 1) if at > source.low and at not in source.seen)
+                gaps += self._lose(publisher, source, list(missed))
             source.unknown.clear()
-        self.given_up += sum(one.end - one.start for one in lost)
-        return lost
+        return gaps
+
+    def _lose(self, publisher: bytes, source: _Source, sequences: list[int]) -> list[Lost]:
+        """These are given up: one gap for each run of them. What comes of them now is too late."""
+        gaps: list[Lost] = []
+        for sequence in sorted(sequences):
+            source.lost.pop(sequence, None)
+            source.asked.discard(sequence)
+            self._remember(source, sequence)
+            if gaps and gaps[-1].end == sequence - 1:
+                gaps[-1] = Lost(publisher, gaps[-1].start, sequence)
+            else:
+                gaps.append(Lost(publisher, sequence - 1, sequence))
+        self.given_up += len(sequences)
+        return gaps
 
     def take_content(self) -> list[tuple[bytes, int, int]]:
         """What is to be asked of others: publisher, number and bits."""
@@ -301,28 +346,30 @@ class Receiver:
 
     # --- order
 
-    def _release(self, source: _Source, now_us: int) -> list[Any]:
-        """What is held up to the first number that may still come, and what has waited for long enough."""
+    def _release(self, publisher: bytes, source: _Source, now_us: int) -> list[Any]:
+        """What waits up to the first number that may still come, and what has waited for long enough."""
         out: list[Any] = []
-        barrier = min([source.covered + 1, *source.lost, *(first for first, _ in source.unknown)], default=0)
-        for sequence in sorted(source.held):
-            item, until_us = source.held[sequence]
-            if sequence > barrier and now_us < until_us:
-                break
-            del source.held[sequence]
+        barrier = min([source.covered + 1, *source.lost, *(first for first, _ in source.unknown)])
+        expired = (sequence for sequence, (_, until_us) in source.waiting.items() if until_us <= now_us)
+        last = max([barrier, *expired])
+        for sequence in sorted(sequence for sequence in source.waiting if sequence <= last):
+            if sequence > barrier:
+                out += self._lose(publisher, source, [lost for lost in source.lost if lost < sequence])
+            out.append(source.waiting.pop(sequence)[0])
             source.released = sequence
-            out.append(item)
         return out
 
     # --- inspection
 
     def next_deadline(self) -> int | None:
-        due = [source.due_us for source in self._sources.values() if source.due_us is not None]
-        for source in self._sources.values():
-            due += [until_us for _, until_us in source.held.values()]
+        if self._out:
+            return 0
+        due = [source.due_us for source in self._pending.values() if source.due_us is not None]
+        for source in self._pending.values():
+            due += [until_us for _, until_us in source.waiting.values()]
         return min(due, default=None)
 
-    def waiting(self, publisher: bytes, sequence: int) -> bool:
+    def misses(self, publisher: bytes, sequence: int) -> bool:
         """Whether this is missing."""
         source = self._sources.get(publisher)
         return source is not None and sequence in source.lost
@@ -332,8 +379,11 @@ class Receiver:
         return sum(len(source.lost) for source in self._sources.values())
 
     def check(self) -> None:
-        for source in self._sources.values():
-            if len(source.lost) > MAX_LOST or len(source.seen) > MAX_SEEN or len(source.held) > MAX_HELD:
+        for publisher, source in self._sources.items():
+            if (source.due_us is not None or source.waiting) and self._pending.get(publisher) is not source:
+                raise BugError("a publisher that nobody will ask")
+            bounds = ((source.lost, MAX_LOST), (source.seen, MAX_SEEN), (source.waiting, MAX_WAITING))
+            if any(len(numbers) > most for numbers, most in bounds):
                 raise BugError("what a receiver remembers of a publisher is out of bounds")
             if source.lost.keys() & source.seen or not source.asked <= source.lost.keys():
                 raise BugError("a message is both lost and received")

@@ -152,9 +152,9 @@ class Session:
         publisher = self._publisher
         if publisher is None:
             publisher = self._publisher = PublisherSide(self._prefix, self.settings)
-            heard = ("request", "ask") if self.settings.max_record else ("request",)
+            kinds = ("request", "ask") if self.settings.max_record else ("request",)
             self._requests = tuple(
-                self._subscribe(f"{self._root}/{what}/{self._prefix.hex()}", "") for what in heard
+                self._subscribe(f"{self._root}/{kind}/{self._prefix.hex()}", "") for kind in kinds
             )
             self._own |= dict.fromkeys(self._requests, 0)
         identity = self._next_id()
@@ -194,17 +194,16 @@ class Session:
         selector = Selector.parse(topic, where)
         masks = selector_masks(selector)
         if not self._shared:
-            named = f"r{self.me.hex()} IS NOT NULL"
             self._shared = (
                 self._subscribe(f"{ROOT}/summary/+", ""),
-                self._subscribe(f"{self._root}/for", named),
+                self._subscribe(f"{self._root}/for", f"r{self.me.hex()} IS NOT NULL"),
             )
             self._own |= dict.fromkeys(self._shared, 0)
         condition = _as_condition([mask.bits for mask in masks])
         own = (
             ()
             if condition is None
-            else tuple(self._subscribe(f"{self._root}/{what}", condition) for what in ("ask/+", "again"))
+            else tuple(self._subscribe(f"{self._root}/{kind}", condition) for kind in ("ask/+", "again"))
         )
         self._own |= dict.fromkeys(own, number)
         receiver = Receiver(self.me, masks, settings, started_us)
@@ -219,7 +218,7 @@ class Session:
         repaired = self._repaired.pop(number, None)
         if repaired is None:
             return
-        last = not any(one.neighbours is not None for one in self._repaired.values())
+        last = not any(other.neighbours is not None for other in self._repaired.values())
         for own in (*repaired.own, *(self._shared if last else ())):
             if self._own.pop(own, None) is not None:
                 self._unsubscribe(own)
@@ -249,7 +248,7 @@ class Session:
                 number, Selector.parse("#"), Receiver(self.me, (), DEFAULTS, 0), None, ()
             )
         if repaired.neighbours is not None:
-            self.reporting.came(number, batch.count)
+            self.reporting.received(number, batch.count)
         batch, records = without_records(batch, limits)
         fresh: list[Any] = []
         for row, record in enumerate(records):
@@ -264,7 +263,8 @@ class Session:
                 bits = event_bits(batch.topic(row), batch.attributes(row))
                 repaired.neighbours.cache.put(prefix, sequence, row_bytes(batch, row), bits)
             fresh += repaired.receiver.message(prefix, sequence, (batch, row), now_us)
-        if len(fresh) == batch.count and all(one[0] is batch for one in fresh):
+        whole = [(batch, row) for row in range(batch.count)]
+        if len(fresh) == batch.count and all(map(_same, fresh, whole)):
             return [Item(number, batch)]
         return _items(number, fresh)
 
@@ -272,7 +272,7 @@ class Session:
         self, number: int, identity: bytes, message: Message, limits: Limits, now_us: int, skew_us: int
     ) -> list[Item]:
         serves = self._own[number]
-        some = [self._repaired[serves]] if serves else list(self._repaired.values())
+        concerned = [self._repaired[serves]] if serves else list(self._repaired.values())
         out: list[Item] = []
         if number in self._requests:
             if self._publisher is not None and isinstance(message, Request):
@@ -280,7 +280,8 @@ class Session:
             elif self._publisher is not None and isinstance(message, Ask):
                 self._publisher.missed(message.sequence)
             return []
-        for repaired in some:
+        self.reporting.changed()
+        for repaired in concerned:
             if repaired.neighbours is None:
                 continue
             if isinstance(message, Summary):
@@ -309,9 +310,9 @@ class Session:
         repaired.neighbours.heard_repair(publisher, sequence, now_us)
         topic, attributes = batch.topic(0), batch.attributes(0)
         if not repaired.selector.matches(topic, attributes):
-            if repaired.receiver.waiting(publisher, sequence):
-                repaired.receiver.false_repair(publisher, sequence, now_us)
-            return []
+            if not repaired.receiver.misses(publisher, sequence):
+                return []
+            return _items(repaired.number, repaired.receiver.false_repair(publisher, sequence, now_us))
         repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
         duplicates = repaired.receiver.duplicates
         fresh = repaired.receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
@@ -327,7 +328,7 @@ class Session:
             due.append(repaired.receiver.next_deadline())
             if repaired.neighbours is not None:
                 due.append(repaired.neighbours.next_deadline())
-        return min((one for one in due if one is not None), default=None)
+        return min((due_us for due_us in due if due_us is not None), default=None)
 
     def tick(self, now_us: int, skew_us: int) -> list[Item]:
         """What is due is queued; what the application gets is returned."""
@@ -338,14 +339,20 @@ class Session:
         for repaired in self._repaired.values():
             requests, items = repaired.receiver.tick(now_us)
             out += _items(repaired.number, items)
+            if requests or items:
+                self.reporting.changed()
             for publisher, request in requests:
                 self._event(f"{self._root}/request/{publisher.hex()}", {}, encode(request))
             if repaired.neighbours is None:
                 continue
+            for item in items:
+                if isinstance(item, Lost):
+                    repaired.neighbours.give_up(item.publisher, item.start, item.end)
             for publisher, sequence, bits in repaired.receiver.take_content():
                 repaired.neighbours.want(publisher, sequence, bits, now_us)
             for named in repaired.neighbours.tick(now_us, now_us + skew_us):
                 self._say(named, skew_us)
+                self.reporting.changed()
         return out
 
     def _say(self, named: Named, skew_us: int) -> None:
@@ -384,9 +391,13 @@ class Session:
                 self._event(topic, dict.fromkeys(part, True), payload)
 
     def reports(self, now_us: int) -> list[Repaired]:
-        """What the broker is to be told of repair now."""
-        some = [(one.number, one.receiver) for one in self._repaired.values() if one.neighbours is not None]
-        return self.reporting.take(some, now_us)
+        """What is to be reported to the broker now."""
+        repaired = [
+            (repaired.number, repaired.receiver, repaired.neighbours)
+            for repaired in self._repaired.values()
+            if repaired.neighbours is not None
+        ]
+        return self.reporting.take(repaired, now_us)
 
     # --- inspection
 
@@ -397,7 +408,7 @@ class Session:
             return {}
         receiver, neighbours = repaired.receiver, repaired.neighbours
         delays = sorted(receiver.recovery_us)
-        found: dict[str, float] = {
+        figures: dict[str, float] = {
             "permitted": float(not self._refused),
             "losses_detected": receiver.detected,
             "recovered": receiver.recovered,
@@ -411,7 +422,7 @@ class Session:
         }
         if neighbours is not None:
             asked = neighbours.cache.hits + neighbours.cache.misses
-            found |= {
+            figures |= {
                 "asks_sent": neighbours.asks,
                 "repairs_sent": neighbours.repairs,
                 "cache_messages": len(neighbours.cache),
@@ -420,7 +431,7 @@ class Session:
                 "false_match": repaired.false_match,
                 "told_apart": float(repaired.false_match <= WEAK),
             }
-        return found
+        return figures
 
     def check(self) -> None:
         if self._publisher is not None:
@@ -433,17 +444,17 @@ class Session:
 
 def _frames(rows: list[Row]) -> Iterator[bytes]:
     """Frames of these rows, each fit for a datagram."""
-    some: list[Row] = []
+    together: list[Row] = []
     size = 0
     for row in rows:
-        more = len(row[0]) + len(row[1])
-        if some and size + more > MAX_ROWS_BYTES:
-            yield best_effort_frame(some, channel=0)
-            some, size = [], 0
-        some.append(row)
-        size += more
-    if some:
-        yield best_effort_frame(some, channel=0)
+        row_size = len(row[0]) + len(row[1])
+        if together and size + row_size > MAX_ROWS_BYTES:
+            yield best_effort_frame(together, channel=0)
+            together, size = [], 0
+        together.append(row)
+        size += row_size
+    if together:
+        yield best_effort_frame(together, channel=0)
 
 
 def _halves(summary: Summary) -> tuple[Summary, Summary]:
@@ -462,6 +473,10 @@ def _halves(summary: Summary) -> tuple[Summary, Summary]:
     return first, second
 
 
+def _same(item: Any, row: tuple[EventBatch, int]) -> bool:
+    return isinstance(item, tuple) and item[0] is row[0] and item[1] == row[1]
+
+
 def _items(number: int, contents: list[Any]) -> list[Item]:
     out: list[Item] = []
     for content in contents:
@@ -476,7 +491,7 @@ def _items(number: int, contents: list[Any]) -> list[Item]:
 
 def _as_attributes(bits: int) -> dict[str, Value]:
     filters = [(level, positions(fold(bits, WIDTH, width))) for level, width in enumerate(FOLDS)]
-    level, ones = next((one for one in filters if len(one[1]) <= MAX_BITS), filters[-1])
+    level, ones = next(((level, ones) for level, ones in filters if len(ones) <= MAX_BITS), filters[-1])
     return {f"b{level}_{at}": True for at in ones}
 
 

@@ -41,8 +41,8 @@ class RepairSettings:
     order_us: int = 0  # > 0: order per publisher is restored within this window
     # Requests, asks and repairs stay among those of one scope (B10); "": those without one.
     scope: str = ""
-    # Caches.
-    cache_min: int = 5
+    # Caches. It takes some seconds to find a publisher silent: until then receivers keep what it sent.
+    cache_min: int = 64
     cache_max: int = 300
     hit_ratio: float = 1.0
     cache: bool = True
@@ -66,7 +66,7 @@ class RepairSettings:
 
 DEFAULTS: Final = RepairSettings()
 # The paper's own way (3.1 to 3.3): losses are found by records and asked of other receivers. A record has
-# the ten entries of section 4, and grows from there.
+# the ten entries of section 4, and grows from there; a cache has the five to 300 messages of 4.4.
 RECORDS: Final = RepairSettings(
     record=10,
     max_record=32,
@@ -75,6 +75,7 @@ RECORDS: Final = RepairSettings(
     publisher_first=False,
     policy="content",
     retry_us=4 * SECOND_US,
+    cache_min=5,
 )
 
 

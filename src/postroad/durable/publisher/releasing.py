@@ -88,7 +88,7 @@ class Releasing:
         root.recover(self._rows)
         return root
 
-    def held(self, pubend: int) -> bool:
+    def followed(self, pubend: int) -> bool:
         """Somebody has durable subscriptions on this own pubend."""
         return pubend in self._pubends and self._pubends[pubend][1].followed
 

@@ -10,7 +10,7 @@ the subscription is gone from the disk.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from postroad.durable.subscriber.hosting import Hosting
 from postroad.durable.subscriber.subscriptions import Subscription
 from postroad.errors import DeniedError, PostroadError, UsageError, shorten
 from postroad.links.links import Links
+from postroad.seam.levels import Level
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply, reply_error
 from postroad.seam.switchboard import Switchboard
@@ -27,6 +28,15 @@ from postroad.seam.turn import Turn
 from postroad.wire.frames import MAX_BODY_BYTES, Request
 
 PAGE_ROWS: Final = 1_000  # subscriptions in one answer; fewer if those do not fit in a frame
+
+MAX_LABELS: Final = 100  # subscriptions in the metrics
+LAG_EVENTS: Final = (
+    "Events that the durable subscription has not acknowledged. Be alarmed where it grows for longer than"
+    " its consumers are ever away."
+)
+LAG_SECONDS: Final = (
+    "Age of the oldest event that the durable subscription has not acknowledged; 0 without one."
+)
 
 
 class Host(Protocol):
@@ -57,6 +67,7 @@ class DurableDesk:
         self._deleting: dict[int, tuple[int, int]] = {}  # ticket -> who waits: connection, number
         board.request("subs", self._list)
         board.request("subs.delete", self._delete)
+        board.levels(self._lags)
 
     # ---- lists
 
@@ -104,6 +115,17 @@ class DurableDesk:
             if len(rows) <= 1 or len(msgspec.json.encode(answer)) <= MAX_BODY_BYTES:
                 return answer
             rows, page, more = rows[: len(rows) // 2], page[: len(rows) // 2], True
+
+    def _lags(self, now_us: int) -> Iterator[Level]:
+        """How far each subscription is behind: of the first MAX_LABELS, by name."""
+        first = heapq.nsmallest(MAX_LABELS, self._subscriptions, key=lambda subscription: subscription.name)
+        for subscription in first:
+            row = self._row(subscription, now_us)
+            if row["moved"]:
+                continue
+            labels = {"subscription": subscription.name}
+            yield Level("durable_lag_events", LAG_EVENTS, labels, float(str(row["lag_events"])))
+            yield Level("durable_lag_seconds", LAG_SECONDS, labels, float(str(row["lag_s"])))
 
     def _row(self, subscription: Subscription, now_us: int) -> dict[str, object]:
         done = self._groups.done(subscription) if subscription.shared else 0

@@ -253,6 +253,7 @@ class Moving:
         for name, epoch in names:
             if not 0 < epoch <= MAX_EPOCH:
                 continue
+            self._subscriptions.heard_epoch(epoch, turn.now_us)
             self._subscriptions.claims.delete(name, epoch - 1)
             subscription = self._subscriptions.get(name)
             if subscription is not None and subscription.epoch < epoch:
@@ -434,6 +435,7 @@ class Moving:
         except PeerError:
             return
         for known_claim in known:
+            self._subscriptions.heard_epoch(known_claim.epoch, now_us)
             broker, claim = known_claim.broker, _claim_in(known_claim)
             away = not self.reachable(broker) and not self._retired(broker)
             if claim is not None and away and broker != NOBODY and claim.name in names:
@@ -457,9 +459,10 @@ class Moving:
         except PeerError:
             return
         known = []
+        subscriptions = self._subscriptions
         for name in names:
-            highest = self._subscriptions.claims.highest(name)
-            if highest is not None and self._subscriptions.owner(name) is not None:
+            highest = subscriptions.claims.highest(name)
+            if highest is not None and subscriptions.owner(name) is not None:
                 known.append(
                     _Known(
                         name,
@@ -471,6 +474,8 @@ class Moving:
                         highest.fingerprint,
                     )
                 )
+            elif subscriptions.last_epoch:  # it is nobody's: whoever makes it is to have a higher epoch
+                known.append(_Known(name, subscriptions.last_epoch, NOBODY, 0))
         self._inquiries.respond(turn, broker, number, msgspec.msgpack.encode(known))
 
     # ---- the former broker

@@ -439,6 +439,7 @@ class DurableSubscribers:
             born=born,
             principal=principal or self._links.owner(connection),
         )
+        returned = known is not None and known.moved_at is not None
         attached = self.hosting.attach(turn, wanted)
         subscription = attached.subscription
         session = self._sessions.open(connection, message.number, subscription)
@@ -450,8 +451,10 @@ class DurableSubscribers:
             self._tracking.attached(subscription.name, turn.now_us)
         if attached.created:
             self._created(turn, subscription, session, token)
-        elif token is not None and subscription.kept_here:
-            self.hosting.acknowledged(subscription, token)  # handed over by another broker
+        elif returned or (token is not None and subscription.kept_here):
+            if token is not None and subscription.kept_here:
+                self.hosting.acknowledged(subscription, token)  # handed over by another broker
+            # Others let go of it when they hear the claim, so that is on disk first.
             self.hosting.confirm(subscription.id, session.id)
         else:
             self._resume(turn, session)

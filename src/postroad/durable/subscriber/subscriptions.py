@@ -29,7 +29,7 @@ from postroad.durable.subscriber.cursor import Cursor
 from postroad.errors import BugError, PostroadError, UsageError, shorten
 from postroad.events.token import CheckpointToken
 from postroad.ids import SubscriptionKey, SubscriptionKind, is_generated_name, pubend_text
-from postroad.overlay.interest_entries import FINGERPRINT_BYTES, Claim
+from postroad.overlay.interest_entries import FINGERPRINT_BYTES, MAX_EPOCH, Claim
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -44,9 +44,11 @@ MAX_KEY_BYTES: Final = 255  # as of any attribute's name
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
 UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
 HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
+AHEAD_US: Final = 24 * 3_600 * SECOND_US  # an epoch further ahead of this clock is no reason to follow it
 LATE_US: Final = 5 * SECOND_US  # clocks differ: how far before its creation a subscription may begin
 
 _NEXT: Final = b"\0next"  # no name begins with NUL
+_EPOCH: Final = b"\0epoch"
 _CURSOR: Final = struct.Struct("<qqqq")
 
 
@@ -171,6 +173,7 @@ class Subscriptions:
         self._by_id: dict[int, Subscription] = {}
         self._sessions: dict[int, Subscription] = {}  # those connected
         self.claims = Claims(backlog)  # of other brokers
+        self._last_epoch = 0  # the highest given or heard of, whatever the name (`heard_epoch`)
         self._holders: dict[int, dict[int, Cursor]] = {}  # pubend -> subscription -> cursor
         self._minimum: dict[int, int] = {}  # pubend -> least saved; absent: to be found anew
         self._dirty_names: dict[str, None] = {}  # whose row is to be saved or removed
@@ -218,8 +221,7 @@ class Subscriptions:
         subscription = self._by_name.get(name)
         if self.owner(name) is not None and wanted.token is None:
             raise BugError(f"{name!r} begins anew while another broker keeps its token")
-        highest = self.claims.highest(name)
-        epoch = max(now_us, *(known.epoch + 1 for known in (highest, subscription) if known is not None), 1)
+        epoch = self._next_epoch(name, now_us)
         if subscription is not None:
             subscription.check_same(wanted.selector, wanted.shared, wanted.key)
             if subscription.session is not None:
@@ -238,6 +240,7 @@ class Subscriptions:
             epoch,
         )
         self._sessions[wanted.session] = subscription
+        self.heard_epoch(epoch, now_us)
         self._dirty_names[name] = None
         self._save_at = 0
         return Attached(subscription=subscription, created=created)
@@ -285,6 +288,21 @@ class Subscriptions:
 
     # ---- at two brokers
 
+    def _next_epoch(self, name: str, now_us: int) -> int:
+        known = (self.claims.highest(name), self._by_name.get(name))
+        later = max((claim.epoch + 1 for claim in known if claim is not None), default=1)
+        return min(max(now_us, self._last_epoch + 1, later), MAX_EPOCH)
+
+    @property
+    def last_epoch(self) -> int:
+        return self._last_epoch
+
+    def heard_epoch(self, epoch: int, now_us: int) -> None:
+        """Attachments here have higher epochs from now on, of whatever name: that of one which was deleted,
+        by a broker whose clock is ahead of this one, may be forgotten here and remembered elsewhere."""
+        if epoch <= now_us + AHEAD_US:
+            self._last_epoch = max(self._last_epoch, epoch)
+
     def owner(self, name: str) -> int | None:
         """The other broker that has `name`, by a claim that is higher than what is here.
 
@@ -326,6 +344,7 @@ class Subscriptions:
         A subscription that we host by a higher claim stays: the other broker hears that claim as well.
         """
         name = claim.name
+        self.heard_epoch(claim.epoch, now_us)
         self.claims.hear(claim, broker, version)
         subscription = self._by_name.get(name)
         if subscription is None or subscription.moved_at is not None or self.owner(name) is None:
@@ -362,7 +381,7 @@ class Subscriptions:
             self.claims.remove(name, broker)
             subscription = self._by_name.get(name)
             if had and subscription is not None and self.owner(name) is None and not self._over(subscription):
-                subscription.moved_at, subscription.epoch = None, epoch + 1
+                subscription.moved_at, subscription.epoch = None, min(epoch + 1, MAX_EPOCH)
                 self._dirty_names[name] = None
                 back.append(subscription)
         self._save_at = 0
@@ -470,13 +489,15 @@ class Subscriptions:
         if turn.now_us < self._save_at or not self._unsaved:
             return
         self._save_at = turn.now_us + SAVE_US
-        self.claims.flush(turn)
-        if self._dirty_names:
+        if self._dirty_names or self.claims.dirty:
             names = tuple(self._dirty_names)
             self._dirty_names.clear()
             rows = [(name.encode(), self._row(name)) for name in names]
             rows.append((_NEXT, msgspec.msgpack.encode(self._next)))
+            if self._last_epoch:
+                rows.append((_EPOCH, msgspec.msgpack.encode(self._last_epoch)))
             turn.save(SUBSCRIPTIONS, rows, then=self._backlog.counted(partial(self._names_saved, names)))
+        self.claims.flush(turn)
         rows = []
         saving: list[tuple[int, int, int]] = []  # (subscription, pubend, tick)
         for number, pubend in self._dirty:
@@ -565,7 +586,10 @@ class Subscriptions:
         for name, value in sorted(subscriptions.items()):
             row = read_subscription(name, value)
             if isinstance(row, int):
-                self._next = max(self._next, row)
+                if name == _EPOCH:
+                    self.heard_epoch(row, now_us)
+                else:
+                    self._next = max(self._next, row)
                 continue
             subscription = Subscription(
                 row.id,
@@ -582,6 +606,7 @@ class Subscriptions:
             )
             self._by_name[subscription.name] = self._by_id[subscription.id] = subscription
             self._next = max(self._next, subscription.id + 1)
+            self.heard_epoch(subscription.epoch, now_us)
             if self._over(subscription):
                 subscription.moved_at = now_us - HOLD_US
             elif self.owner(subscription.name) is not None:
@@ -675,8 +700,8 @@ class Subscriptions:
 
 
 def read_subscription(name: bytes, value: bytes) -> _Row | int:
-    """A subscription, or the number of the next one."""
-    if name == _NEXT:
+    """A subscription, or the number of the next one, or the last epoch."""
+    if name in (_NEXT, _EPOCH):
         return msgspec.msgpack.decode(value, type=_Next)
     row = msgspec.msgpack.decode(value, type=_Row)
     _check_form(name.decode(), row.ack)

@@ -262,7 +262,7 @@ def check_memory(processes: Mapping[str, Process], config: BrokerConfig, starts:
             "delivery_buffered_bytes": config.delivery.buffer_bytes * max(1, int(metrics["subscriptions"])),
             "streams": starts,
         }
-        for what, most in bounds.items():
-            if metrics[what] > most:
-                text = f"{name} holds {metrics[what]} {what}, the limit is {most}"
+        for metric, most in bounds.items():
+            if metrics[metric] > most:
+                text = f"{name} holds {metrics[metric]} {metric}, the limit is {most}"
                 raise Violation("memory", text, (name,))

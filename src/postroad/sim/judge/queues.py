@@ -64,8 +64,8 @@ class QueueLedger:
 
 
 def cores_of(brokers: Mapping[str, Broker], arc: int) -> list[tuple[str, Arc]]:
-    found = [(name, broker._rooms.queues.arcs.get(arc)) for name, broker in sorted(brokers.items())]
-    return [(name, core) for name, core in found if core is not None]
+    cores = [(name, broker._rooms.queues.arcs.get(arc)) for name, broker in sorted(brokers.items())]
+    return [(name, core) for name, core in cores if core is not None]
 
 
 def check_one_responsible(brokers: Mapping[str, Broker], arcs: Iterable[int]) -> None:

@@ -211,8 +211,8 @@ class Group:
                 continue
             if len(event.sent) > 1 and self._elsewhere(event, pubend):
                 continue
-            what = "never got" if given is None else f"({given.consumer.name}) never acknowledged"
-            text = f"{self.name} ({self.selector}, key {self.key!r}) at {self.broker} {what} {event.text}"
+            failure = "never got" if given is None else f"({given.consumer.name}) never acknowledged"
+            text = f"{self.name} ({self.selector}, key {self.key!r}) at {self.broker} {failure} {event.text}"
             raise Violation("missed", f"{text}, tick {tick}", (event.text, pubend_text(pubend), *self.tags))
         return owed
 

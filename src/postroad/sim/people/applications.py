@@ -372,11 +372,11 @@ class Worker(Application, Generic[Item]):
         if life is self.life:
             life.perform(life.core.flush())
 
-    def _end(self, what: str, error: Exception | None, *, expected: bool) -> None:
+    def _end(self, subject: str, error: Exception | None, *, expected: bool) -> None:
         """As an application would: what it has not read is gone with its subscription, it begins again."""
-        self.world.note(self.name, f"{what} was ended: {error}")
+        self.world.note(self.name, f"{subject} was ended: {error}")
         if not expected:
-            raise Violation("ended", f"{what} was ended: {error}", (self.name,))
+            raise Violation("ended", f"{subject} was ended: {error}", (self.name,))
         self._die(silently=False)
         self._back_after(RETRY_US)
 

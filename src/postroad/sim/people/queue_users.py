@@ -216,8 +216,8 @@ class QueueConsumer(_User):
             else:
                 # What it said and heard no answer to, it says again: it may count already.
                 unanswered, self._open = list(self._open.values()), {}
-                for key, what in unanswered:
-                    self._settle(key, what)
+                for key, message_id in unanswered:
+                    self._settle(key, message_id)
         elif isinstance(message, frames.Messages) and message.place >= self._place:
             self._place = message.place
             for each in message.messages:
@@ -225,16 +225,16 @@ class QueueConsumer(_User):
         elif isinstance(message, frames.Settled):
             self._settled(message)
 
-    def _settle(self, key: bytes, what: tuple[str, int]) -> None:
+    def _settle(self, key: bytes, message_id: tuple[str, int]) -> None:
         self._ticket += 1
-        self._open[self._ticket] = (key, what)
+        self._open[self._ticket] = (key, message_id)
         self.say(frames.Settle(number=self._number, ticket=self._ticket, keys=(key,), verdict="accept"))
 
     def _settled(self, message: frames.Settled) -> None:
-        found = self._open.pop(message.ticket, None)
-        if found is None:
+        settled = self._open.pop(message.ticket, None)
+        if settled is None:
             return
-        key, (source, number) = found
+        key, (source, number) = settled
         if message.code:
             self.later(lambda: self._settle(key, (source, number)))
         elif message.outcomes == ("accepted",) and key not in self._done:

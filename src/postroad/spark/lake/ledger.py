@@ -23,6 +23,7 @@ from postroad.spark.lake.files import Added
 from postroad.spark.lake.history import Part
 from postroad.spark.lake.intake import EVENTS, HISTORY
 from postroad.spark.lake.rows import SCHEMAS
+from postroad.spark.lake.store import plain_failures
 from postroad.spark.lake.tables import Batch, OvertakenError, Tables
 from postroad.spark.source import SINCE
 
@@ -60,21 +61,32 @@ class Ledger:
         self.rows = read_progress(tables)
 
     def write(self, *changed: Progress) -> None:
-        """UsageError if another process did since this one last looked."""
+        """UsageError if another process did since this one last looked.
+
+        StorageError if what this one wrote is gone, or files of the batch are: brokers would be told that it
+        is landed, and forget it.
+        """
+        store = self._tables.store
+        if self._tables.landed(TABLE, TABLE) < self._number:
+            raise StorageError(f"the lake at {store} is gone, or an older one is in its place")
+        for progress in changed:
+            for table, files in progress.pending().items():
+                self._tables.check_written(table, files)
         rows = self.rows | {progress.feed: progress for progress in changed}
-        table = pa.Table.from_pylist(
-            [msgspec.structs.asdict(progress) for progress in rows.values()], SCHEMAS[TABLE]
-        )
+        listed = [msgspec.structs.asdict(progress) for progress in rows.values()]
         try:
-            passed = self._tables.overwrite(TABLE, table, Batch(TABLE, self._number + 1))
+            passed = self._tables.overwrite(
+                TABLE, pa.Table.from_pylist(listed, SCHEMAS[TABLE]), Batch(TABLE, self._number + 1)
+            )
         except OvertakenError:
             passed = False
         if not passed:
-            raise UsageError(f"another process lands in {self._tables.store}: one does at a time")
+            raise UsageError(f"another process lands in {store}: one does at a time")
         self._number += 1
         self.rows = rows
         if self._number % VACUUM_EVERY == 0 and (opened := self._tables.open(TABLE)) is not None:
-            opened.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
+            with plain_failures(f"{store.table(TABLE)} cannot be cleaned up"):
+                opened.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
 
 
 def read_progress(tables: Tables) -> dict[str, Progress]:

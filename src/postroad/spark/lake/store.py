@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any, Final
 
 from postroad.errors import PostroadError, StorageError, UsageError, shorten
@@ -21,6 +21,7 @@ _URL: Final = re.compile(r"([a-z0-9]+)://(.+)")
 _SETTINGS: Final = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_CONF_DIR")  # of the environment, beginnings of names
 _UNUSABLE: Final = re.compile(r"[%\\]")  # of a folder's name, which the log of a table would read otherwise
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
+_SAID: Final = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)  # by an object store
 _MAX_REASON: Final = 300  # characters
 
 
@@ -70,6 +71,25 @@ class Store:
         if self.folder is not None:
             return (self.folder / table / path).open("rb")
         return self._files(table).open_input_file(path)
+
+    def missing(self, table: str, paths: Iterable[str]) -> str | None:
+        """A file that a task says it wrote and that is not in this machine's folder, if there is one.
+
+        Where the folder is a network file system, looking at a file is not enough: the system may remember
+        for a while that there was none, until the folders above it are listed. Of other stores nobody asks:
+        there is one place, and a request for each file.
+        """
+        if self.folder is None:
+            return None
+        for path in paths:
+            file = self.folder / table / path
+            if not file.exists():
+                for above in reversed(PurePath(table, path).parents):
+                    if (self.folder / above).is_dir():
+                        os.listdir(self.folder / above)
+                if not file.exists():
+                    return path
+        return None
 
     def paths(self, table: str) -> list[str]:
         """All files below a table's place, whether they are of it or not."""
@@ -121,6 +141,9 @@ def reason(error: Exception) -> str:
     """What a store said last, which is the cause of all before it."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    said = _SAID.search(str(error))
+    if said is not None:
+        return shorten(" ".join(f"{said[1]}: {said[2]}".split()), _MAX_REASON)
     lines = [_ESCAPES.sub("", line).strip() for line in str(error).splitlines()]
     texts = [line for line in lines if line]
     chosen = texts if len(texts) < 3 else (texts[0], texts[-1])

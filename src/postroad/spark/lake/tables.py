@@ -200,6 +200,7 @@ class Tables:
         gone = list(removed)
         if not added and not gone:
             return False
+        self.check_written(table, added)
         with plain_failures(f"{self.store.table(table)} cannot be written"):
             for left in reversed(range(COMMIT_TRIES)):
                 opened = self.open(table) or self.make(table)
@@ -219,6 +220,16 @@ class Tables:
                     if not left:
                         raise
         return False
+
+    def check_written(self, table: str, added: Sequence[Added]) -> None:
+        """StorageError if files that are to be of a table are not there: its folder went away, or executors
+        on other machines have one of their own under its name."""
+        missing = self.store.missing(table, (file.path for file in added))
+        if missing is not None:
+            raise StorageError(
+                f"{self.store.table(table)} has no {missing}, which was written for it: the folder is gone,"
+                " or is not the same for this process and for executors"
+            )
 
     def make(self, table: str) -> DeltaTable:
         """A table without rows, or the one there is."""

@@ -7,8 +7,8 @@ groups of the times it matches: one, or two neighbours when it spans them, since
 long as the filters are. A group with very many ids is split, by a salt, and its records copied.
 
 Where the records of all origins of a bucket are more than a task should hold, groups are by the home of the
-ids too, the broker in the id, and have the records about it alone. Only filters of what was published go to
-the groups of every home: whoever claims to have published a message is heard, as in the live trace. Ids whose
+ids too, the broker in the id, and have the records about it alone. Only filters of what was published, or
+came as a repair, go to the groups of every home: whoever claims so is heard, as in the live trace. Ids whose
 home does not confirm them, or that another broker claims, need every record of their time. They are few; a
 second, smaller pass has groups of all origins for them.
 """
@@ -36,7 +36,7 @@ from postroad.spark.trace.tasks import SHARED, log_splitter, tracer
 from postroad.spark.trace.views import FOREVER, BrokerView, NetworkView
 from postroad.tracking.attachment import NEIGHBOUR
 from postroad.tracking.attachment_log import DISK, SNAPSHOT, Change, widest
-from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.keys import LOG, PUBLISH, REPAIR
 from postroad.tracking.moments import holds, joined
 from postroad.tracking.settings import TrackingConfig
 
@@ -332,7 +332,7 @@ class _Work(NamedTuple):
         broker = "CAST(conv(broker, 16, 10) AS BIGINT) AS broker"
         origin = "CAST(conv(origin, 16, 10) AS BIGINT)"
         filters = self.records.filter(f"kind <> '{LOG}'").selectExpr(
-            f"CASE WHEN kind = '{PUBLISH}' THEN {SHARED}L ELSE {origin} END AS origin",
+            f"CASE WHEN kind IN ('{PUBLISH}', '{REPAIR}') THEN {SHARED}L ELSE {origin} END AS origin",
             broker,
             "record",
             f"explode({self._buckets(groups)}) AS bucket",

@@ -21,6 +21,7 @@ from postroad.spark.trace.claims import NO_ROWS, Bits, Keys, Rows, contained, co
 from postroad.spark.trace.views import BrokerView, Flags, NetworkView, Times
 from postroad.tracking.groups import Members, group_members
 from postroad.tracking.keys import (
+    DATAGRAM,
     DELIVERED,
     DELIVERY,
     ENTRY,
@@ -30,8 +31,10 @@ from postroad.tracking.keys import (
     PUBLISH,
     PUBLISHED,
     REPAIR,
+    REPAIRED,
     ROUTED,
     ROUTING,
+    SENT,
     HistoryKey,
     group_tag,
     set_tag,
@@ -388,6 +391,34 @@ class Group:
                     receipts.append((who, certain, np.zeros(len(certain), np.float64)))
         tried = np.clip(tried, hits, MAX_CANDIDATES)
         return _received(receipts, hits=hits, tried=tried, wanted=self._wanted(broker, origins))
+
+    def meant_for(self, broker: int, origins: dict[int, Flags]) -> dict[int, tuple[Flags, Rates]]:
+        """By neighbour which best-effort events were to go there, and the rate."""
+        least = _Least(len(self))
+        for origin, at_origin in sorted(origins.items()):
+            for key, history in self.histories.get(broker, {}).items():
+                if (key.kind, key.origin) == (DATAGRAM, origin) and history.claimed is not None:
+                    least.claim(key.neighbour, history.claimed & at_origin, history.rate[self.classes])
+            for (what, of, who), rows in self.logged.get(broker, {}).items():
+                if (what, of) == (SENT, origin):
+                    least.claim(int(who), self._flags(rows) & at_origin, np.zeros(len(self), np.float64))
+        return least.claims
+
+    def repairs(self, broker: int) -> Received:
+        """Who got what as a repair; it need not have come to this broker."""
+        view, nothing = self.views[broker], np.zeros(len(self), np.int64)
+        receipts: list[tuple[str, Rows, Rates]] = []
+        history = self.histories.get(broker, {}).get(HistoryKey(REPAIR))
+        if history is not None:
+            there, rates = view.subscribers.at(self.moments), history.rate[self.classes]
+            looks = self._looks(history, np.arange(len(self)))
+            for at, name in enumerate(view.subscribers.names):
+                claimed = self._tagged(looks, subscriber_tag(name), there[:, at])
+                receipts.append((name, claimed, rates[claimed]))
+        for (what, _, who), rows in self.logged.get(broker, {}).items():
+            if what == REPAIRED:
+                receipts.append((who, rows, np.zeros(len(rows), np.float64)))
+        return _received(receipts, hits=nothing, tried=nothing, wanted=nothing.astype(np.float64))
 
     def _wanted(self, broker: int, origins: dict[int, Flags]) -> Rates:
         """As `Lookup._wanted`."""

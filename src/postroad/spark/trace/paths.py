@@ -9,6 +9,9 @@ doubt of each is again the live code's, once for each different (rate, keys, and
 Ids with the same pattern and the same receivers have the same *answer*, and an answer is given once, with a
 list of its ids: a path through fifty brokers has thousands of bytes, and Spark copies them to each id far
 quicker than anything here could make them.
+
+A best-effort event that somebody got as a repair has its receivers in its pattern, by name: where it was lost
+depends on them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -35,20 +39,25 @@ _WIDEST: Final = 1 << 62
 LIMITS: Final = TraceLimits(fan_out=_MOST, brokers=_MOST, rounds=_MOST)
 
 _STEP = pa.struct([("broker", pa.string()), ("from", pa.string()), ("doubt", pa.float64())])
-_RECEIVER = pa.struct([("subscriber", pa.string()), ("broker", pa.string()), ("doubt", pa.float64())])
+_RECEIVER = pa.struct(
+    [("subscriber", pa.string()), ("broker", pa.string()), ("doubt", pa.float64()), ("repair", pa.bool_())]
+)
+_LOSS = pa.struct([("from", pa.string()), ("to", pa.string()), ("doubt", pa.float64())])
 _MISSING = pa.struct([("broker", pa.string()), ("why", pa.string())])
 ANSWERS: Final = pa.schema(
     [
         *(("ids", pa.list_(pa.string())), ("origin", pa.string()), ("origin_doubt", pa.float64())),
         *(("verdict", pa.string()), ("explanation", pa.string())),
         *(("route", pa.list_(_STEP)), ("receivers", pa.list_(_RECEIVER)), ("missing", pa.list_(_MISSING))),
+        ("lost", pa.list_(_LOSS)),
     ]
 )
 ANSWER_COLUMNS: Final = (
     "ids array<string>, origin string, origin_doubt double, verdict string, explanation string,"
     " route array<struct<broker: string, `from`: string, doubt: double>>,"
-    " receivers array<struct<subscriber: string, broker: string, doubt: double>>,"
-    " missing array<struct<broker: string, why: string>>"
+    " receivers array<struct<subscriber: string, broker: string, doubt: double, repair: boolean>>,"
+    " missing array<struct<broker: string, why: string>>,"
+    " lost array<struct<`from`: string, `to`: string, doubt: double>>"
 )
 MOST_IDS: Final = 20_000  # of one row
 
@@ -66,6 +75,8 @@ class _Said:
     received: Received
     starts: npt.NDArray[np.intp]  # rows of `received` of each id: from starts[i] to before starts[i + 1]
     worst: Rates  # the rate of an id's receivers that counts: 0 if any is certain, else the largest
+    meant_for: dict[int, tuple[Flags, Rates]]  # best effort: by neighbour it was to go to
+    repaired: Received  # who got it as a repair
     candidates: Numbers  # per class
     neighbours: list[tuple[int, ...]]  # per class
     lost: list[str]  # per class: why not all of it is known, or ""
@@ -100,6 +111,9 @@ class _Judged:
         self._limited = limited
         self._names = told_apart(group.network.names)
         self._said = {broker: self._listen(broker) for broker in group.views}
+        self._repaired: Flags = np.zeros(len(group), np.bool_)  # ids that somebody got as a repair
+        for said in self._said.values():
+            self._repaired[said.repaired.row] = True
         self.pattern, first = self._patterns()
         self._results: list[TraceResult] = []
         self._numbers: list[TraceResult] = []  # the same with numbers in place of names, which may recur
@@ -148,6 +162,8 @@ class _Judged:
             received=received,
             starts=starts,
             worst=worst,
+            meant_for=group.meant_for(broker, origins),
+            repaired=group.repairs(broker),
             candidates=view.subscribers.at(moments).sum(axis=1).astype(np.int64),
             neighbours=[tuple(sorted(numbers[at] for at in np.flatnonzero(row))) for row in linked],
             lost=[next(compress(view.lost.names, row), "") for row in view.lost.at(moments).tolist()],
@@ -182,8 +198,12 @@ class _Judged:
                 np.int64,
             )
             code.add(by_class[group.classes])
+            _add_receivers(code, said.repaired, self._repaired)
             if not said.claimed.any():
                 continue
+            _add_receivers(code, said.received, self._repaired)
+            for flags, rates in said.meant_for.values():
+                code.add(np.where(flags, rates, -1.0))
             code.add(np.where(said.published, said.published_rate, -1.0))
             for _, _, flags, rates in said.sightings:
                 code.add(np.where(flags, rates, -1.0))
@@ -202,13 +222,29 @@ class _Judged:
     def _code(self) -> _Code:
         return _Code(self._group.classes, self._group.firsts)
 
-    def _finding(self, broker: int, at: int) -> Finding:
-        """What a broker answers about one id, as `Recorder._find` would."""
+    def _finding(self, broker: int, at: int, origin: int) -> Finding:
+        """What a broker answers about one id, as `Recorder._find` would, asked for that origin."""
         said, group = self._said[broker], self._group
         of_class = int(group.classes[at])
         lost = said.lost[of_class]
         if not lost and said.late[of_class]:
             lost = NOT_YET
+        repaired = tuple(
+            Receiver(
+                subscriber=said.repaired.names[said.repaired.who[row]], fpp=float(said.repaired.rate[row])
+            )
+            for row in np.flatnonzero(said.repaired.row == at).tolist()
+        )
+        circumstances = Finding(
+            candidates=len(repaired),
+            neighbours=said.neighbours[of_class],
+            begins_ms=said.begins_ms,
+            forgotten=bool(said.forgotten[of_class]),
+            lost=lost,
+            repaired=repaired,
+        )
+        if origin == broker != group.homes[at] and not said.published[at]:
+            return circumstances  # asked only whether it published it, it says nothing of another origin
         received = said.received
         rows = range(int(said.starts[at]), int(said.starts[at + 1]))
         delivered = tuple(
@@ -224,8 +260,14 @@ class _Judged:
             for neighbour, (flags, rates) in sorted(said.forwardings.items())
             if flags[at]
         )
+        meant_for = tuple(
+            Forwarding(neighbour=neighbour, fpp=float(rates[at]))
+            for neighbour, (flags, rates) in sorted(said.meant_for.items())
+            if flags[at]
+        )
         candidates = int(said.candidates[of_class]) if said.claimed[at] else 0
-        return Finding(
+        return msgspec.structs.replace(
+            circumstances,
             published=float(said.published_rate[at]) if said.published[at] else None,
             routed=tuple(
                 Sighting(origin=origin, neighbour=neighbour, fpp=float(rates[at]))
@@ -234,14 +276,11 @@ class _Judged:
             ),
             forwarded=forwarded if said.recorded[at] else None,
             delivered=delivered,
-            candidates=max(candidates, len(delivered)),
-            neighbours=said.neighbours[of_class],
-            begins_ms=said.begins_ms,
-            forgotten=bool(said.forgotten[of_class]),
-            lost=lost,
+            candidates=max(candidates, len(delivered), len(repaired)),
             hits=int(received.hits[at]),
             tried=int(received.tried[at]),
             wanted=float(received.wanted[at]),
+            sent=meant_for,
         )
 
     def _trace(self, at: int) -> tuple[Trace, bool]:
@@ -253,8 +292,9 @@ class _Judged:
         everywhere = False
         while asks:
             ask = asks.pop()
-            everywhere = everywhere or ask.question.items[0].origin == ANY_ORIGIN
-            answer = TraceAnswer(findings=(self._finding(ask.broker, at),))
+            origin = ask.question.items[0].origin
+            everywhere = everywhere or origin == ANY_ORIGIN
+            answer = TraceAnswer(findings=(self._finding(ask.broker, at, origin),))
             asks += trace.answered(ask.broker, answer, 0)
         return trace, everywhere
 
@@ -280,6 +320,7 @@ class _Judged:
                 [[{"broker": name, "why": why} for name, why in result.missing] for result in results],
                 pa.list_(_MISSING),
             ).take(pattern),
+            "lost": pa.array([_losses(result) for result in results], pa.list_(_LOSS)).take(pattern),
         }
         return pa.table(columns, ANSWERS)
 
@@ -288,20 +329,23 @@ class _Judged:
         code = self._code()
         code.add(self.pattern)
         for said in self._said.values():
-            received = said.received
-            for who in range(len(received.names)):
-                mine = received.who == who
-                column = np.full(len(self._group), -1.0)
-                column[received.row[mine]] = received.rate[mine]
-                code.add(column)
-                if (received.keys[mine] > 1).any():
-                    column[received.row[mine]] = received.keys[mine]
-                    code.add(column)
+            _add_receivers(code, said.received)
         _, first, numbers = np.unique(code.value[rows], return_index=True, return_inverse=True)
         return first.astype(np.int64), numbers.astype(np.int64)
 
     def _receivers(self, rows: npt.NDArray[np.intp]) -> pa.Array:
-        """The receivers of each id, broker after broker along the route, by name."""
+        """The receivers of each id."""
+        receivers = self._delivered(rows)
+        repaired = np.flatnonzero(self._repaired[rows])
+        if not len(repaired):
+            return receivers
+        named = [_receivers(self._results[pattern]) for pattern in self.pattern[rows[repaired]].tolist()]
+        which = np.arange(len(rows))
+        which[repaired] = len(rows) + np.arange(len(repaired))
+        return pa.concat_arrays([receivers, pa.array(named, pa.list_(_RECEIVER))]).take(pa.array(which))
+
+    def _delivered(self, rows: npt.NDArray[np.intp]) -> pa.Array:
+        """Who got each id as it was first sent, broker after broker along the route, by name."""
         places, doubtful, last = self._places()
         parts: list[tuple[Numbers, Numbers, pa.Array, pa.Array, Rates]] = []
         for number, (broker, said) in enumerate(self._said.items()):
@@ -329,6 +373,7 @@ class _Judged:
                 pa.concat_arrays([part[2] for part in parts]).take(indices),
                 pa.concat_arrays([part[3] for part in parts]).take(indices),
                 pa.array(np.concatenate([part[4] for part in parts])[order]),
+                pa.repeat(False, len(order)),
             ],
             fields=list(_RECEIVER),
         )
@@ -363,6 +408,7 @@ class _Code:
     """
 
     def __init__(self, classes: Numbers, first: Numbers) -> None:
+        self.ids = len(classes)
         self._classes = classes
         self._first = first  # id of each class
         self.value: Numbers = np.zeros(len(classes), np.int64)
@@ -405,6 +451,30 @@ def _ranges(
 
 def _route(result: TraceResult) -> list[dict[str, object]]:
     return [{"broker": step.broker, "from": step.source, "doubt": step.doubt} for step in result.route]
+
+
+def _losses(result: TraceResult) -> list[dict[str, object]]:
+    return [{"from": loss.source, "to": loss.target, "doubt": loss.doubt} for loss in result.lost]
+
+
+def _receivers(result: TraceResult) -> list[dict[str, object]]:
+    return [msgspec.structs.asdict(receiver) for receiver in result.receivers]
+
+
+def _add_receivers(code: _Code, received: Received, only: Flags | None = None) -> None:
+    """Who got each id and how sure that is, `only` of some ids."""
+    for who in range(len(received.names)):
+        mine = received.who == who
+        if only is not None:
+            mine &= only[received.row]
+        if not mine.any():
+            continue
+        column = np.full(code.ids, -1.0)
+        column[received.row[mine]] = received.rate[mine]
+        code.add(column)
+        if (received.keys[mine] > 1).any():
+            column[received.row[mine]] = received.keys[mine]
+            code.add(column)
 
 
 def _shares(received: Received, taken: npt.NDArray[np.intp], pattern: Numbers, last: Flags) -> Rates:

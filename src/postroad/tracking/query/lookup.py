@@ -467,7 +467,7 @@ class Lookup:
         """(origin, who) of every entry of that kind about the message, each once."""
         if look.happened is None:
             look.happened = dict.fromkeys(self._entries_of(look))
-        return ((origin, who) for what, origin, who in look.happened if what == wanted)
+        return ((origin, who) for happening, origin, who in look.happened if happening == wanted)
 
     def _entries_of(self, look: Look) -> Iterator[tuple[str, int, str]]:
         current = self._current_log(look.time_ms)
@@ -501,8 +501,8 @@ def _search(body: bytes, names: Sequence[str], identity: bytes) -> Iterator[tupl
         if at % ENTRY.itemsize == 0:
             position = int.from_bytes(body[at + ID_BYTES : at + ENTRY.itemsize], "little")
             if position < len(names):
-                what, origin, who = names[position].split(" ", 2)
-                yield what, int(origin), who
+                happening, origin, who = names[position].split(" ", 2)
+                yield happening, int(origin), who
             at += ENTRY.itemsize
         else:
             at += 1

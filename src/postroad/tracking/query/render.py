@@ -38,7 +38,7 @@ def tree(result: TraceResult) -> str:
         lines += branches.lines(step.broker)
         loose = [at for at in loose if at not in branches.listed]
     lines += branches.elsewhere()
-    lines += [f"lost from {one.source} to {one.target} ({doubt_text(one.doubt)})" for one in result.lost]
+    lines += [f"lost from {hop.source} to {hop.target} ({doubt_text(hop.doubt)})" for hop in result.lost]
     return "\n".join([*lines, *_verdict(result)])
 
 

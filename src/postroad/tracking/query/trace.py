@@ -315,7 +315,7 @@ def _check(finding: Finding) -> None:
     if not all(0.0 <= rate <= 1.0 for rate in rates):
         wrong = next(rate for rate in rates if not 0.0 <= rate <= 1.0)
         raise PeerError(f"a trace answer with a probability of {wrong}; it is between 0 and 1")
-    for what, count, most in (
+    for part, count, most in (
         ("sightings", len(finding.routed), MAX_SIGHTINGS),
         ("receivers", len(finding.delivered), MAX_RECEIVERS),
         ("neighbours", len(finding.neighbours), MAX_NEIGHBOURS),
@@ -324,7 +324,7 @@ def _check(finding: Finding) -> None:
         ("repairs", len(finding.repaired), MAX_RECEIVERS),
     ):
         if count > most:
-            raise PeerError(f"a trace answer with {count} {what}; at most {most} are allowed")
+            raise PeerError(f"a trace answer with {count} {part}; at most {most} are allowed")
     claimed = len(finding.delivered) + finding.more
     possible = claimed <= finding.candidates <= MAX_CANDIDATES and 0.0 <= finding.wanted <= MAX_CANDIDATES
     if finding.more < 0 or not possible:
