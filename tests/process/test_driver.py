@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -35,12 +35,12 @@ class StandIn:
         self.woken: list[int] = []
         self.goodbye: list[Effect] = []
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
+    def handle(self, inputs: Iterable[Input], now_us: int) -> list[Effect]:
         if self.deadline is not None and now_us >= self.deadline:
             self.deadline = None
             self.woken.append(now_us)
         self.turns.append(list(inputs))
-        return [effect for one in inputs for effect in self.act(one)]
+        return [effect for one in self.turns[-1] for effect in self.act(one)]
 
     def next_deadline(self) -> int | None:
         return self.deadline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,8 @@ class EchoBroker(EchoNode):
 
     port = 0
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
+    def handle(self, inputs: Iterable[Input], now_us: int) -> list[Effect]:
+        inputs = list(inputs)
         effects: list[Effect] = [
             Send(one.connection, encode(self._welcome(now_us)))
             for one in inputs

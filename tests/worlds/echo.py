@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from postroad.delays import Delays
@@ -23,10 +23,10 @@ class EchoNode:
         self.turns: list[list[Input]] = []
         self.wanted: list[Effect] = [JoinGroup(group) for group in groups]  # of the next turn
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:  # noqa: ARG002
+    def handle(self, inputs: Iterable[Input], now_us: int) -> list[Effect]:  # noqa: ARG002
         self.turns.append(list(inputs))
         effects, self.wanted = self.wanted, []
-        for one in inputs:
+        for one in self.turns[-1]:
             if isinstance(one, Received):
                 effects.append(Send(one.connection, one.frame))
             elif isinstance(one, Datagram) and datagram_kind(one.data) == ASK:

@@ -16,12 +16,15 @@ from typing import Final, TypeVar
 
 from postroad.events.batch import BatchBuilder
 from postroad.ids import IdSource
+from postroad.wire import discovery
 from postroad.wire.frames import (
     DEFAULT_LIMITS,
+    Ack,
     Hello,
     Kind,
     Message,
     Posting,
+    Receive,
     Reply,
     Request,
     Send,
@@ -151,9 +154,24 @@ def datagrams(place: Place) -> None:
             caller.sendto(chance.choice(sent) + chance.randbytes(900), (host, int(port)))
 
 
-def requests(what: str) -> Callable[[Place], None]:
+def discovering(place: Place) -> None:
+    host, port = place.address.rsplit(":", 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller:
+        number = 0
+        while place.going_on:
+            number += 1
+            request = discovery.Request(
+                uuid=number.to_bytes(16, "big"),
+                attempt=1,
+                sent_us=time.time_ns() // 1_000,
+                padding=bytes(400),
+            )
+            caller.sendto(discovery.encode(request), (host, int(port)))
+
+
+def requests(what: str, **arguments: str) -> Callable[[Place], None]:
     def flood(place: Place) -> None:
-        frame = encode(Request(number=1, what=what)) * 1_000
+        frame = encode(Request(number=1, what=what, arguments=arguments)) * 1_000
         client = place.client()
         while place.going_on:
             client.socket.sendall(frame)
@@ -207,6 +225,23 @@ def readers(place: Place) -> None:
     place.rest()
 
 
+def small_frames(place: Place) -> None:
+    client = place.client()
+    client.say(Subscribe(number=1, topic=TOPIC, where="", durable="attack", ack="manual"))
+    frames = encode(Ack(number=1, token="{}", ticket=1)) * 1_000
+    while place.going_on:
+        client.socket.sendall(frames)
+
+
+def fanned_out(place: Place) -> None:
+    client = place.client()
+    for number in range(10_000):
+        client.say(Subscribe(number=number, topic=TOPIC, where=""))
+    while place.going_on:
+        client.publish(b"")
+        time.sleep(0.05)
+
+
 def stalled(place: Place) -> None:
     for number in range(12):
         place.client().say(Subscribe(number=number, topic="attack/#", where=""))
@@ -235,10 +270,19 @@ def queued(place: Place) -> None:
         )
 
 
+def receiving(place: Place) -> None:
+    client, number = place.client(), 0
+    while place.going_on and number < 10_000:
+        number += 1
+        client.say(Receive(number=number, inbox=f"attack-{number}", consumer=bytes(16), window=16))
+    place.rest()
+
+
 ATTACKS: Final[dict[str, Callable[[Place], None]]] = {
     "a stranger says nothing, 300 times": silent,
     "a stranger sends garbage": garbage,
     "a stranger sends datagrams": datagrams,
+    "a stranger asks for brokers": discovering,
     "slow sockets at the HTTP port": slow_http,
     "metrics, over and over": scraping,
     "connections that come and go": greetings,
@@ -246,14 +290,18 @@ ATTACKS: Final[dict[str, Callable[[Place], None]]] = {
     "requests: status": requests("status"),
     "requests: heads": requests("heads"),
     "requests: queues": requests("queues"),
+    "requests: trace": requests("trace", id="0000002a-00000007-0193c1d2e3f4-0001"),
     "conditions with LIKE and a long attribute": likes,
     "conditions with arithmetic": arithmetic,
     "5,000 conditions, each of its own": conditions,
     "20,000 durable names": names,
     "1,024 readers that wait for the future": readers,
+    "acknowledgements, as many as fit": small_frames,
+    "10,000 subscriptions to the same, and events": fanned_out,
     "12 consumers that do not read": stalled,
     "60 frames that never come whole": halves,
     "messages to 5,000 inboxes": queued,
+    "consumers at 10,000 inboxes": receiving,
 }
 
 

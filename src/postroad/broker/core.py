@@ -7,7 +7,7 @@ broker answers at once, a busy one in larger batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -82,7 +82,7 @@ class Broker:
         self._stirred = True  # something else happened in the turn under way
         self._concerned: dict[Room, None] = {}  # rooms that something in the turn under way concerns alone
         self._learned = False  # a neighbour sent events in the turn under way
-        self._upkeep_us = now_us
+        self._upkeep_us = self._turn_us = now_us
         self._board = Switchboard(stored)
         self._rooms = Rooms(
             Start(
@@ -112,15 +112,15 @@ class Broker:
 
     # ---- the driver's side
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
+    def handle(self, inputs: Iterable[Input], now_us: int) -> list[Effect]:
         """Everything that happened since the last call; returns what to do."""
-        # A sample comes first, or alone: nobody waits for what a turn does with it.
-        busy = bool(inputs) and type(inputs[-1]) is not Sample
-        turn = Turn(now_us, self._unanswered, busy=busy)
+        turn = Turn(now_us, self._unanswered)
         rooms, tracking = self._rooms, self._rooms.tracking
         self._counters["turns_total"] += 1
+        self._turn_us = now_us
         while self._board.starting:
             self._board.starting.pop(0)(turn)
+        item: Input | None = None
         for item in inputs:
             if type(item) is Received:
                 self._received(turn, item.connection, item.frame)
@@ -134,7 +134,10 @@ class Broker:
             else:
                 self._stirred = True
                 self._happened(turn, item)
+        # A sample comes first, or alone: nobody waits for what a turn does with it.
+        turn.busy = item is not None and type(item) is not Sample
         rooms.intake.tick(turn)
+        self._stirred |= turn.catch_up()
         noted = 0 if tracking is None else len(tracking.noted)
         awake = self._stirred or turn.stirs or now_us >= self._upkeep_us
         if awake:
@@ -200,6 +203,8 @@ class Broker:
         return min(deadline for deadline in deadlines if deadline is not None)
 
     def next_deadline(self) -> int:
+        if self._unanswered.later:
+            return self._turn_us
         deadline_us = self._rooms.tracer.next_deadline()
         return self._upkeep_us if deadline_us is None else min(self._upkeep_us, deadline_us)
 

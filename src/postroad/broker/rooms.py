@@ -150,6 +150,8 @@ class Rooms:
             interest_changed=self._interest_changed,
             set_back=self._set_back,
             gone=self._gone,
+            refuse=start.refuse,
+            now_us=start.now_us,
         )
         self.direct = DirectPeers(board, links=self.links, address_of=self.topology.address)
         self.inquiries = Inquiries(board, me=me, topology=self.topology, link=self.flooding.connection)
@@ -200,6 +202,7 @@ class Rooms:
             receipts=self._receipts,
             routing=self.routing,
             tracking=tracking,
+            quotas=self.quotas,
             opened=self._opened,
             now_us=start.now_us,
         )

@@ -1,4 +1,5 @@
-"""How much of this broker each principal may have: connections, subscriptions, names, conditions, requests.
+"""How much of this broker each principal may have: connections, subscriptions, names, conditions, requests,
+bytes of durable events.
 
 Anonymous clients are one principal together. What a principal has is counted where it begins and given back
 where it ends; durable subscriptions count for the principal that they belong to, connected or not, also after
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from postroad.clients.stored import StoredBytes
 from postroad.errors import BugError, TooLargeError, UnavailableError
 from postroad.ids import SubscriptionKind
 from postroad.links.access import ANONYMOUS, QuotaConfig
@@ -43,6 +45,7 @@ class Quotas:
         self._links = links
         self._accounts: dict[str, _Account] = {}  # by principal, of those that have something
         self._budget = ConditionBudget(config.condition_cost)
+        self.stored = StoredBytes(board, limit_bytes=config.stored_bytes)
         self._refused = 0
         self._most = {
             SubscriptionKind.PLAIN: (config.subscriptions, "subscriptions"),
@@ -51,6 +54,7 @@ class Quotas:
         }
         board.peers("client", up=self._up, down=self._down)
         board.metrics(self._metrics)
+        board.status("quotas", lambda _now_us: self.stored.status())
 
     def _account(self, principal: str) -> _Account:
         account = self._accounts.get(principal)
@@ -94,6 +98,14 @@ class Quotas:
             raise UnavailableError(f"{principal} makes more than {most} requests a second: ask less often")
         account.requests -= 1
 
+    def store(self, principal: str, size: int) -> None:
+        """TooLargeError if this principal, "" for anonymous ones, may not store a frame of this size."""
+        try:
+            self.stored.check_room(principal, size)
+        except TooLargeError:
+            self._refused += 1
+            raise
+
     # ---- subscriptions
 
     def take(self, principal: str, kind: SubscriptionKind, selector: Selector) -> Callable[[], None]:
@@ -130,10 +142,15 @@ class Quotas:
     # ---- inspection
 
     def _metrics(self) -> dict[str, int | float]:
-        return {"principals": len(self._accounts), "quota_refusals_total": self._refused}
+        return {
+            "principals": len(self._accounts),
+            "quota_refusals_total": self._refused,
+            **self.stored.metrics(),
+        }
 
     def check(self) -> None:
         self._budget.check()
+        self.stored.check()
         for principal, account in self._accounts.items():
             if account.idle or account.connections < 0 or min(account.subscriptions.values()) < 0:
                 raise BugError(f"quotas: what {principal} has is miscounted")

@@ -7,11 +7,12 @@ their host after the same checks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from postroad.clients.intake import Intake
 from postroad.clients.quotas import Quotas
-from postroad.errors import DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
+from postroad.errors import BugError, DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
 from postroad.ids import SubscriptionKey, SubscriptionKind, plain_name
 from postroad.links.links import Links
 from postroad.overlay.flooding import Flooding
@@ -162,6 +163,9 @@ class Subscribing:
         self._intake.flush(turn)
         plain = self._delivery.unsubscribe(peer.connection, message.number)
         if plain is not None:
+            name = self._subscribers[_plain_key(plain)][2]
+            if self._tracking is not None:
+                self._tracking.detached(name, turn.now_us)
             self._end(turn, _plain_key(plain))
         if plain is not None or any(
             host.unsubscribe(turn, peer.connection, message.number) for host in self._hosts
@@ -170,14 +174,21 @@ class Subscribing:
             turn.send(peer.connection, encode(ended))
 
     def _closed(self, turn: Turn, peer: Peer) -> None:
-        for plain in self._delivery.closed(peer.connection):
-            self._end(turn, _plain_key(plain))
+        """A connection may have a million subscriptions: they get nothing from now on, and end one by one."""
+        for number in self._delivery.closed(peer.connection):
+            if self._tracking is not None:  # the client may be back under this name before that
+                self._tracking.detached(plain_name(peer.name, peer.publisher, number), turn.now_us)
+            turn.later(partial(self._end_later, peer.connection, number))
+
+    def _end_later(self, connection: int, number: int, turn: Turn) -> None:
+        plain = self._delivery.unsubscribe(connection, number)
+        if plain is None:
+            raise BugError(f"subscription {number} of connection {connection} ended before its time")
+        self._end(turn, _plain_key(plain))
 
     def _end(self, turn: Turn, key: SubscriptionKey) -> None:
-        _, _, name, give_back = self._subscribers.pop(key)
+        _, _, _, give_back = self._subscribers.pop(key)
         give_back()
-        if self._tracking is not None:
-            self._tracking.detached(name, turn.now_us)
         self._routing.unsubscribe(key)
         self._flooding.interest(turn, self._interest.unsubscribe(key))
 

@@ -14,7 +14,7 @@ than what it answers.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -128,7 +128,7 @@ class DiscoveryNode:
 
     # ---- the driver's side
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
+    def handle(self, inputs: Iterable[Input], now_us: int) -> list[Effect]:
         for item in inputs:
             if isinstance(item, Datagram):
                 self._on_datagram(item, now_us)

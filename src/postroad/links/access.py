@@ -109,6 +109,7 @@ class QuotaConfig:
     readers: int = 1_024
     condition_cost: int = 12 << 20  # a million different conditions of the usual kind, or 1,500 searches
     requests: int = 2_000  # a second
+    stored_bytes: int = 0  # of durable events that it published; 0: half of the disk
 
 
 class Access:

@@ -36,6 +36,7 @@ from postroad.durable.publisher.pubend_rows import read_facts, refuse_lower_limi
 from postroad.durable.settings import DEFAULT_KEEP_BYTES, DurableConfig
 from postroad.errors import UsageError
 from postroad.ids import Identity
+from postroad.links.access import QuotaConfig
 from postroad.links.handshake import MAX_WINDOW
 from postroad.links.links import LinkSettings
 from postroad.net import log
@@ -60,6 +61,7 @@ from postroad.tracking.strategies import Tracking, make_tracking
 
 MAX_FOLDERS: Final = 100  # of brokers that are started in one place and find each other
 _DEFAULT_DATA: Final = Path(DEFAULT_DATA)
+QUOTA_SHARE: Final = 2  # of the disk, for the durable events of one principal
 DISK_SHARE: Final = 5  # durable events that nobody needs any more take no more than this part of the disk
 
 
@@ -162,6 +164,7 @@ async def _serve(node: _Node) -> int:
             links=node.links(),
             discovery=discovery,
             durable=_within_the_disk(node),
+            quotas=_of_the_disk(node),
         ),
         node.identity,
         draw=secrets.randbelow,
@@ -210,6 +213,14 @@ def _within_the_disk(node: _Node) -> DurableConfig:
     durable = node.config.broker.durable
     share = shutil.disk_usage(node.data).total // DISK_SHARE
     return replace(durable, keep_bytes=durable.keep_bytes or min(DEFAULT_KEEP_BYTES, share))
+
+
+def _of_the_disk(node: _Node) -> QuotaConfig:
+    """No principal fills the disk, whoever else needs what it published."""
+    quotas = node.config.broker.quotas
+    return replace(
+        quotas, stored_bytes=quotas.stored_bytes or shutil.disk_usage(node.data).total // QUOTA_SHARE
+    )
 
 
 async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | None]:

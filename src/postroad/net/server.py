@@ -21,7 +21,8 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, Protocol, cast
 
 from postroad.config import parse_address
@@ -62,7 +63,7 @@ SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 class Core(Protocol):
     """What the driver needs of `broker.core.Broker`."""
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]: ...
+    def handle(self, inputs: Iterable[Input], now_us: int) -> list[Effect]: ...
     def next_deadline(self) -> int | None: ...
     def metrics(self) -> dict[str, int | float]: ...
     def delays(self) -> list[Delays]: ...
@@ -189,7 +190,7 @@ class Server:
         self._refused = 0
         self._overflowed = 0
         self._dial_failures = 0
-        self._inputs_handled = 0
+        self.inputs_handled = 0
 
     def levels(self) -> list[Level]:
         return self.core.levels(self._clock.now_us())
@@ -270,7 +271,7 @@ class Server:
                 "socket_held_bytes": sum(sock.held_bytes for sock in self._sockets),
                 "dial_failures_total": self._dial_failures,
                 "frames_waiting": self._shares.frames,
-                "turn_inputs_total": self._inputs_handled,
+                "turn_inputs_total": self.inputs_handled,
             }
         )
 
@@ -295,37 +296,43 @@ class Server:
             self._loop.call_soon(self._flush)
 
     def _flush(self, due: bool = False) -> None:
-        """One turn. `due` runs the core even when nothing came in."""
+        """What came goes into one turn, and what waits for a share of a turn into another: nobody's events
+        wait for what others ask. `due` runs the core even when nothing came in."""
         self._flush_scheduled = False
         inputs, self._inputs = self._inputs, []
-        shared = self._shares.take() if self._shares else []
-        inputs += shared
+        self._shares.begin_turn()
+        if inputs or due:
+            self._turn(inputs, inputs)
         if self._shares:
-            self._flush_again()
-        if self._stopping or not (inputs or due):
-            return
+            self._shares.took(self._turn(self._shares.take(), self._shares.taken))
+            if self._shares:
+                self._flush_again()
+
+    def _turn(self, inputs: Iterable[Input], handed: Sequence[Input]) -> int:
+        """The microseconds it took. `handed`: what the core has been given of the inputs by then."""
+        if self._stopping:
+            return 0
         now_us = self._clock.now_us()
         if now_us >= self._sample_us + (0 if inputs else REST_US):
-            inputs.insert(0, self._sampler.sample(len(self._live)))
+            inputs = chain((self._sampler.sample(len(self._live)),), inputs)
             self._sample_us = now_us + SAMPLE_US
         began_ns = time.perf_counter_ns()
         try:
             effects = self.core.handle(inputs, now_us)
             deadline_us = self.core.next_deadline()
         except Exception:
-            self._fail("handle", inputs)
-            return
-        self._inputs_handled += len(inputs)
+            self._fail("handle", handed)
+            return 0
+        self.inputs_handled += len(handed)
         try:
             self._perform(effects)
         except Exception:
-            self._fail("perform", inputs)
-            return
+            self._fail("perform", handed)
+            return 0
         took_us = (time.perf_counter_ns() - began_ns) // 1000
         self._turns.observe(took_us)
-        if shared:
-            self._shares.took(took_us)
         self._schedule(deadline_us, now_us)
+        return took_us
 
     def change(self, act: Callable[[int], list[Effect]]) -> None:
         """A turn of something that no input says: `act` is given the time, and its effects are performed."""
@@ -574,7 +581,8 @@ class Server:
     def _forget(self, connection: Connection) -> None:
         connection.live = False
         del self._live[connection.number]
-        self.queue([*self._shares.forget(connection), Closed(connection=connection.number)])
+        is_waiting = self._shares.forget(connection)
+        self.queue(() if is_waiting else [Closed(connection=connection.number)])
 
     # -- dialling
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -21,8 +21,10 @@ from postroad.net.http import HttpServer
 from postroad.net.listen import bind_both, bind_default, bind_metrics, bound_address
 from postroad.net.log import LOGGER
 from postroad.net.server import Server
+from postroad.net.upkeep import Allocator, Upkeep
 
 EXIT_SECOND_SIGNAL: Final = 130
+SWITCH_S: Final = 0.0005  # that the loop waits for a thread which commits, at most, and the other way round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +89,14 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, reload)
     if sockets.metrics is not None:
         await http.start(sockets.metrics)
-    # Modules and what was made so far stay: full collections, which stop the process, need not walk them.
-    gc.collect()
-    gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
+    upkeep = Upkeep(lambda: server.inputs_handled, Allocator())
+    upkeep.start()
     await server.start(sockets.listener, sockets.datagrams)
     LOGGER.info("serving address=%s metrics=%s %s", about["address"], about["metrics_address"], details)
     print(f"ready {about['name']} {sockets.address}", flush=True)  # noqa: T201 -- scripts wait for it
     code = await server.wait()
+    upkeep.stop()
     http.close()
     return code
 

@@ -2,7 +2,7 @@
 
 A new link begins with all advertisements and a digest of the interest tables; each side pulls the tables
 that it has in an older version. A table that misses a step in between, or one that a nack shows to be older
-than the asker's, is pulled whole, once until it comes.
+than the asker's, is pulled whole, once until it comes. What comes is taken in piece by piece (`waiting`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from postroad.errors import PeerError
 from postroad.ids import VOLATILE
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import MAX_BROKERS, Topology, topology_frames
+from postroad.overlay.waiting import WaitingUpdates
 from postroad.seam.peers import Peer
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
@@ -37,7 +38,7 @@ class Flooding:
     """The neighbours, and what they are told of the network.
 
     `interest_changed` is called when a table here is another one, `set_back` when others know a later start
-    of this broker than its disk does, `gone` when a broker is forgotten.
+    of this broker than its disk does, `gone` when a broker is forgotten; `refuse` ends a connection.
     """
 
     def __init__(
@@ -49,12 +50,17 @@ class Flooding:
         interest_changed: Callable[[], None],
         set_back: Callable[[int], None],
         gone: Callable[[Turn, int], None],
+        refuse: Callable[[Turn, int, PeerError], None],
+        now_us: int,
     ) -> None:
         self._topology = topology
         self._interest = interest
         self._interest_changed = interest_changed
         self._set_back = set_back
         self._gone = gone
+        self._refuse = refuse
+        self._waiting = WaitingUpdates(interest)
+        self._turn_us = now_us  # when the last turn was
         self._neighbours: dict[int, int] = {}  # neighbour broker -> its connection
         self._pulled: dict[int, set[int]] = {}  # by connection: owners of tables asked for, not here yet
         board.peers("broker", up=self._up, down=self._down)
@@ -90,6 +96,7 @@ class Flooding:
     def _down(self, turn: Turn, peer: Peer) -> None:
         del self._neighbours[peer.broker]
         self._pulled.pop(peer.connection, None)
+        self._waiting.closed(peer.connection)
         self._topology.link_down(peer.broker, turn.now_us)
 
     # ---- what neighbours say
@@ -124,18 +131,28 @@ class Flooding:
             )  # what is held here is held by all, whatever came next
 
     def _on_interest(self, turn: Turn, peer: Peer, message: InterestUpdate) -> None:
-        news, missing = self._interest.accept(message)
-        if news:
-            self.interest(turn, [message], peer.broker)
-        if missing:
-            self._pull(turn, peer, [message.owner])
-        elif message.base == 0:
-            self._pulled.get(peer.connection, set()).discard(message.owner)
+        self._waiting.add(peer, message)
+        self._take_in(turn)
+
+    def _take_in(self, turn: Turn) -> None:
+        while (taken := self._waiting.take()) is not None:
+            peer, update = taken.peer, taken.update
+            if taken.error is not None:
+                self._refuse(turn, peer.connection, taken.error)
+                continue
+            if taken.news:
+                self.interest(turn, [update], peer.broker)
+            if taken.missing:
+                self._pull(turn, peer, [update.owner])
+            elif update.base == 0:
+                self._pulled.get(peer.connection, set()).discard(update.owner)
 
     def pull_needed(self, turn: Turn, peer: Peer, need: Mapping[int, int]) -> None:
         """The peer relies on these versions of tables."""
         version = self._interest.version
-        self._pull(turn, peer, [owner for owner, needed in need.items() if version(owner) < needed])
+        # What waits here may be what is missing; whoever relies on it says so again.
+        older = [owner for owner, needed in need.items() if version(owner) < needed]
+        self._pull(turn, peer, [owner for owner in older if owner not in self._waiting])
 
     def _pull(self, turn: Turn, peer: Peer, owners: list[int]) -> None:
         """Ask for tables that the peer knows in a version which is not here, each once until it comes."""
@@ -175,6 +192,9 @@ class Flooding:
 
     def tick(self, turn: Turn) -> None:
         """Link state is repeated before it is forgotten, and brokers that were silent for long are gone."""
+        self._turn_us = turn.now_us
+        self._take_in(turn)
+        self._waiting.end_turn()
         for advertisement in self._topology.tick(turn.now_us):
             self._flood_topology(turn, (advertisement,))
         own = self._topology.take_own()
@@ -185,16 +205,23 @@ class Flooding:
             turn.note("warning", SET_BACK)
         for broker in self._topology.take_gone():
             self._interest.forget(broker)
+            self._waiting.forget(broker)
             self._gone(turn, broker)
 
     def next_deadline(self) -> int | None:
-        return self._topology.next_deadline()
+        # Where interest waits, the next turn is due at once: all that came meanwhile is in it, too.
+        return self._turn_us if self._waiting else self._topology.next_deadline()
 
     # ---- inspection
 
     def _metrics(self) -> dict[str, int]:
         reachable = len(self._topology.reachable())
-        return {**self._interest.stats(), "links": len(self._neighbours), "brokers_reachable": reachable}
+        return {
+            **self._interest.stats(),
+            "interest_waiting": len(self._waiting),
+            "links": len(self._neighbours),
+            "brokers_reachable": reachable,
+        }
 
     def _brokers(self, _now_us: int) -> list[dict[str, object]]:
         topology = self._topology
@@ -210,6 +237,7 @@ class Flooding:
     def check(self) -> None:
         self._topology.check()
         self._interest.check()
+        self._waiting.check()
 
 
 def _namesake(other: Advertisement) -> str:

@@ -54,7 +54,7 @@ from postroad.wire.frames import (
 
 ENTRIES_PER_OWNER: Final = 1_000_000
 TEXT_BYTES_PER_OWNER: Final = 256 << 20
-UNITS_PER_STEP: Final = 100  # of 100 us each: what a broker may spend on others' conditions at a time
+CLAIMS_PER_UNIT: Final = 32  # that are looked at in 100 us
 _MAX_PARTS: Final = 4096
 _MAX_CHANGES: Final = (1 << 32) - 1
 
@@ -99,12 +99,13 @@ class _Table:
 class _Assembly:
     """Parts of one whole table that are still incomplete."""
 
-    __slots__ = ("entries", "parts", "text_bytes", "version")
+    __slots__ = ("entries", "held", "parts", "text_bytes", "version")
 
     def __init__(self, version: int, parts: int) -> None:
         self.version = version
         self.parts: list[bool] = [False] * parts  # which have come
         self.entries: dict[int, Entry] = {}
+        self.held: list[Selector] = []  # those of them that the index holds until the table is whole
         self.text_bytes = 0
 
 
@@ -120,6 +121,7 @@ class Intake:
         "_added",
         "_answer",
         "_at",
+        "_claims_at",
         "_held",
         "_index",
         "_interest",
@@ -137,19 +139,32 @@ class Intake:
         self._text_bytes = 0
         self._held: list[Selector] = []  # those of `_added` that the index holds for this
         self._answer = interest.answer(update)  # unless its entries matter
-        self._at = 0 if self._answer is None else len(update.added)  # entries looked at
+        matter = self._answer is None
+        self._at = 0 if matter else len(update.added)  # conditions looked at
+        self._claims_at = 0 if matter else len(update.claims)  # claims looked at
 
-    def step(self, units: int) -> bool:
-        """Look at more entries, at least one, for so many units of 100 us; True after the last one."""
-        added = self._update.added
-        while units > 0 and self._at < len(added):
-            try:
-                units -= self._look_at(added[self._at])
-            except PeerError:
-                self.abandon()
-                raise
-            self._at += 1
-        return self._at == len(added)
+    @property
+    def complete(self) -> bool:
+        """Every entry was looked at."""
+        return self._at == len(self._update.added) and self._claims_at == len(self._update.claims)
+
+    def step(self, units: int) -> int:
+        """Look at more entries, at least one of those that are left, for so many units of 100 us; the units
+        that it took."""
+        took = 0
+        try:
+            while took < units and self._at < len(self._update.added):
+                took += self._look_at(self._update.added[self._at])
+                self._at += 1
+            while took < units and self._claims_at < len(self._update.claims):
+                took += 1
+                claims = self._update.claims[self._claims_at : self._claims_at + CLAIMS_PER_UNIT]
+                self._keep(make_update(self._update.owner, 0, self._update.version, claims, ()))
+                self._claims_at += len(claims)
+        except PeerError:
+            self.abandon()
+            raise
+        return took
 
     def _look_at(self, entry: InterestEntry) -> int:
         single = make_update(self._update.owner, 0, self._update.version, (entry,), ())
@@ -172,15 +187,13 @@ class Intake:
 
     def finish(self) -> tuple[bool, bool]:
         """What `Interest.accept` answers."""
-        if self._at != len(self._update.added):
-            raise BugError(f"{len(self._update.added) - self._at} entries were not looked at")
+        if not self.complete:
+            raise BugError(f"entries from {self._at}, claims from {self._claims_at} on were not looked at")
         try:
             # What was not looked at cannot be taken in, whatever has changed; what was may be old by now.
             answer = self._answer or self._interest.answer(self._update)
             if answer is None:
-                update = self._update
-                self._keep(make_update(update.owner, 0, update.version, update.claims, ()))
-                answer = self._interest.apply(update, self._added, self._text_bytes)
+                answer = self._interest.apply(self._update, self._added, self._text_bytes)
             return answer
         finally:
             self.abandon()
@@ -421,8 +434,8 @@ class Interest:
         PeerError leaves everything as it was.
         """
         intake = self.begin(update)
-        while not intake.step(UNITS_PER_STEP):
-            pass
+        while not intake.complete:
+            intake.step(1)
         return intake.finish()
 
     def begin(self, update: InterestUpdate) -> Intake:
@@ -510,22 +523,50 @@ class Interest:
         assembly.text_bytes += text_bytes
         if all(assembly.parts):
             self._replace(owner, assembly)
-        else:
-            if owner not in self._assemblies and len(self._assemblies) >= MAX_BROKERS:
+            return True
+        if self._assemblies.get(owner) is not assembly:
+            self._drop_assembly(owner)
+            if len(self._assemblies) >= MAX_BROKERS:
                 # Whoever sends beginnings without end must not keep others from being heard: the oldest
                 # goes, and is asked for again when a change of it comes.
-                del self._assemblies[next(iter(self._assemblies))]
+                self._drop_assembly(next(iter(self._assemblies)))
             self._assemblies[owner] = assembly
+        for selector in added.values():
+            if not isinstance(selector, Claim):
+                self._index.hold(selector)
+                assembly.held.append(selector)
         return True
 
+    def _drop_assembly(self, owner: int) -> None:
+        assembly = self._assemblies.pop(owner, None)
+        if assembly is not None:
+            for selector in assembly.held:
+                self._index.release(selector)
+
     def _replace(self, owner: int, assembly: _Assembly) -> None:
-        self.forget(owner)
+        """What the table had before and has still costs next to nothing: most of it, after a lost link."""
+        before = self._tables.get(owner)
+        gone = {} if before is None else before.entries
         table = _Table(assembly.version)
         table.text_bytes = assembly.text_bytes
+        added: dict[int, Entry] = {}
+        for entry, selector in assembly.entries.items():
+            if gone.get(entry, (0, None))[1] == selector and not isinstance(selector, Claim):
+                table.entries[entry] = gone.pop(entry)
+            else:
+                added[entry] = selector
         self._tables[owner] = table
         self._versions = None
-        self._fill(owner, table, assembly.entries)
+        self._fill(owner, table, added)
+        self._take_out(gone)
+        self._drop_assembly(owner)
         self._heard.append(self.claims_of(owner)._replace(whole=True))
+
+    def _take_out(self, entries: Mapping[int, tuple[int, Entry]]) -> None:
+        for key, entry in entries.values():
+            if not isinstance(entry, Claim):
+                self._index.remove(key)
+                self._count_reserved(entry, -1)
 
     def _fill(self, owner: int, table: _Table, added: Mapping[int, Entry]) -> None:
         for entry, selector in added.items():
@@ -542,18 +583,15 @@ class Interest:
     def _drop_stale_assembly(self, owner: int) -> None:
         assembly = self._assemblies.get(owner)
         if assembly is not None and assembly.version <= self.version(owner):
-            del self._assemblies[owner]
+            self._drop_assembly(owner)
 
     def forget(self, owner: int) -> None:
-        """That broker is gone for good, or about to be held anew."""
-        self._assemblies.pop(owner, None)
+        """That broker is gone for good."""
+        self._drop_assembly(owner)
         table = self._tables.pop(owner, None)
         if table is not None:
             self._versions = None
-            for key, entry in table.entries.values():
-                if not isinstance(entry, Claim):
-                    self._index.remove(key)
-                    self._count_reserved(entry, -1)
+            self._take_out(table.entries)
 
     def match(self, batch: EventBatch) -> list[Group]:
         """Which rows which other brokers want; targets are their numbers."""

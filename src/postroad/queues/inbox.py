@@ -66,6 +66,7 @@ MAX_ACCEPTS: Final = (
 MAX_STAGED: Final = 1_024
 MAX_DECISIONS: Final = 65_536
 MAX_PRIORITY: Final = 9
+MAX_ATTEMPTS: Final = 1 << 30  # that are counted: a snapshot says no more
 MESSAGE_OVERHEAD_BYTES: Final = 256
 MIN_BODY_BYTES: Final = 128  # a smaller body takes no less memory when it is on disk
 RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
@@ -78,6 +79,7 @@ MAX_ROWS: Final = MAX_STATE_BYTES // MESSAGE_OVERHEAD_BYTES  # of one table in a
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 RecordNumber: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of bodies
+Attempts: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
 SourceName: TypeAlias = Annotated[str, Meta(max_length=_SESSION_DIGITS + MAX_NAME_BYTES)]
 Payload: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)]
@@ -133,7 +135,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: Priority = 4
     not_before_us: Number = 0
     expires_us: Number = 0  # 0: never
-    attempts: Count = 0
+    attempts: Attempts = 0
     reason: Text = ""  # of a dead letter
     attributes: Attributes = b""
     sent_us: Number = 0
@@ -975,7 +977,7 @@ class Inboxes:
         message = inbox.messages[number]
         if operation.attempt and message.attempts >= operation.attempt:
             return Answer("again")  # it was rejected before
-        tried = replace(message, attempts=message.attempts + 1, not_before_us=operation.not_before_us)
+        tried = replace(_tried(message), not_before_us=operation.not_before_us)
         if not operation.dead and tried.attempts < self.limits.attempts:
             inbox.messages[number] = tried
             return Answer("again")
@@ -1017,8 +1019,7 @@ class Inboxes:
         for key in operation.delivered:
             number = inbox.numbers.get(key)
             if number is not None and inbox.sources[key[0], key[1]].consumer == operation.consumer:
-                message = inbox.messages[number]
-                inbox.messages[number] = replace(message, attempts=message.attempts + 1)
+                inbox.messages[number] = _tried(inbox.messages[number])
         del inbox.consumers[operation.consumer]
         for source in inbox.sources.values():
             if source.consumer == operation.consumer:
@@ -1241,6 +1242,11 @@ def _at_rest(message: Message, extent: Extent) -> Stored:
 
 def _key(message: Message) -> Key:
     return (message.chain, message.source, message.id)
+
+
+def _tried(message: Message) -> Message:
+    """Once more."""
+    return replace(message, attempts=min(message.attempts + 1, MAX_ATTEMPTS))
 
 
 def _is_expired(message: Message, now_us: int) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from postroad.errors import UsageError
 from postroad.queues.arc_state import Settings as ViewSettings
-from postroad.queues.inbox import Limits
+from postroad.queues.inbox import MAX_ATTEMPTS, Limits
 from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 
 MAX_ARCS = 4_096
@@ -36,8 +36,10 @@ class QueueConfig:
             raise UsageError(f"the ring has 1 to {MAX_ARCS} arcs, not {self.arcs}")
         if not 0 < self.heartbeat_us < self.silent_us:
             raise UsageError("a broker is silent for longer than a heartbeat before it is taken for dead")
-        if self.attempts < 1 or self.rejoin_us < 0 or self.answer_us <= 0 or self.memory_bytes <= 0:
-            raise UsageError("queues: attempts, times and memory are positive")
+        if not 1 <= self.attempts <= MAX_ATTEMPTS:
+            raise UsageError(f"a message has 1 to {MAX_ATTEMPTS} attempts, not {self.attempts}")
+        if self.rejoin_us < 0 or self.answer_us <= 0 or self.memory_bytes <= 0:
+            raise UsageError("queues: times and memory are positive")
         self.views()
 
     def views(self) -> ViewSettings:

@@ -3,14 +3,17 @@
 A driver hands over everything that came in since the last turn. Each room that it concerns is handed the turn
 and adds to it what the driver is to do; no room keeps a turn, and no room returns effects.
 
+What would take a turn too long is put off: `later` is called in one of the next turns, a few of them in each.
+
 What is asked of the disk is answered in a later turn. `then` is called in that one, with what the disk said,
 and nobody else hears of it. What was promised to somebody goes out in `then`, never before.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from postroad.errors import BugError, PostroadError
 from postroad.seam.datagrams import Endpoint, JoinGroup, LeaveGroup, SendTo
@@ -31,18 +34,22 @@ from postroad.seam.tracking import FiltersRead, Keep, ReadFilters, TrackingEffec
 if TYPE_CHECKING:
     from postroad.seam.switchboard import Room
 
+LATER_PER_TURN: Final = 32  # of what was put off, each of which takes some 50 us
+
 Written = Callable[["Turn", PostroadError | None], None]  # the error, if it is not on disk
 WasRead = Callable[["Turn", ReadDone], None]
 FiltersWereRead = Callable[["Turn", FiltersRead], None]
 
 
 class Unanswered:
-    """What the disk was asked for and has not answered yet. The core keeps it from turn to turn."""
+    """What the disk was asked for and has not answered yet, and what was put off. The core keeps it from turn
+    to turn."""
 
-    __slots__ = ("_filters", "_last_tag", "_reads", "_writes", "tables")
+    __slots__ = ("_filters", "_last_tag", "_reads", "_writes", "later", "tables")
 
     def __init__(self) -> None:
         self._last_tag = 0
+        self.later: deque[Callable[[Turn], None]] = deque()
         self._writes: dict[int, Written] = {}  # by the tag of an Append or Save that somebody waits for
         self._reads: dict[int, WasRead] = {}  # by the tag of a Read
         self._filters: dict[int, FiltersWereRead] = {}  # by the tag of a ReadFilters
@@ -98,6 +105,18 @@ class Turn:
         self.concerns: Room | None = None
         self.stirs = False  # something in this turn concerns other rooms all the same
         self._unanswered = unanswered
+
+    def later(self, act: Callable[[Turn], None]) -> None:
+        """At the end of this turn or in one after it, in the order of asking; the ticks of rooms follow."""
+        self._unanswered.later.append(act)
+
+    def catch_up(self) -> bool:
+        """A few of what was put off are done; whether there were any."""
+        waiting = self._unanswered.later
+        count = min(len(waiting), LATER_PER_TURN)
+        for _ in range(count):
+            waiting.popleft()(self)
+        return count > 0
 
     # ---- the network
 

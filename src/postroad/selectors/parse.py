@@ -38,7 +38,7 @@ MAX_NODES: Final = 512  # names, literals and operators, the members of IN lists
 MAX_IN: Final = 1000  # members of one IN list
 MAX_LIKE: Final = 256  # characters of a LIKE pattern
 MAX_TEMPLATES: Final = 4096  # of predicates, kept
-MAX_SKELETONS: Final = 1024  # of conditions, kept
+MAX_SKELETONS: Final = 128  # of conditions, kept: up to 20 KiB each
 MAX_KEPT: Final = 512  # characters of either; what is longer is read anew each time
 MAX_NAME_BYTES: Final = 255  # what an attribute name may have on the wire
 

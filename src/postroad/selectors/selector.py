@@ -15,7 +15,7 @@ from postroad.selectors.cost import boxes_steps, taking_in_units
 from postroad.selectors.predicate import Predicate, compile_condition
 from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
-MAX_CACHED: Final = 1024  # selectors kept by their text
+MAX_CACHED: Final = 128  # selectors kept by their text: up to 20 KiB each
 MAX_CACHED_TEXT: Final = 512  # characters of a condition; what follows from a longer one may be very large
 
 

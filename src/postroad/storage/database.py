@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ BUSY_S: Final = 5.0
 OWN_TABLE: Final = "metadata"  # what the database notes of itself
 COMMITS: Final = b"commits"  # how many commits of metadata there were, 8 bytes
 TABLES: Final = b"tables"  # the names of all tables that were ever saved to
+ROWS_PER_STATEMENT: Final = 64
 
 _BROKER: Final = (
     "CREATE TABLE broker (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL,"
@@ -44,6 +45,7 @@ _FACTS: Final = (
 
 
 Fact = tuple[bytes, bytes, bytes, int]  # name, key, value, checksum
+Saved = Mapping[tuple[str, bytes], bytes | None]  # table and key -> value, None to delete the row
 BrokerRow = tuple[int, bytes, str, int, int]  # number, node, name, boot, starts
 
 
@@ -168,6 +170,25 @@ def put(database: sqlite3.Connection, table: str, key: bytes, value: bytes) -> N
         "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)",
         (table, key, value, row_checksum(table, key, value)),
     )
+
+
+def present(saved: Saved) -> list[tuple[str, bytes, bytes]]:
+    """The rows that are there afterwards."""
+    return [(table, key, value) for (table, key), value in saved.items() if value is not None]
+
+
+def put_all(database: sqlite3.Connection, rows: Sequence[tuple[str, bytes, bytes]]) -> None:
+    """As `put` of each. Every statement lets other threads run and then waits to be let run itself, which is
+    longer than the statement takes: so there are few."""
+    for first in range(0, len(rows), ROWS_PER_STATEMENT):
+        some = rows[first : first + ROWS_PER_STATEMENT]
+        values = ", ".join(["(?, ?, ?, ?)"] * len(some))
+        parameters = [
+            part
+            for table, key, value in some
+            for part in (table, key, value, row_checksum(table, key, value))
+        ]
+        database.execute(f"INSERT OR REPLACE INTO facts VALUES {values}", parameters)
 
 
 def get(database: sqlite3.Connection, table: str, key: bytes) -> bytes | None:

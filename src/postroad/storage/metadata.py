@@ -34,7 +34,9 @@ from postroad.storage.database import (
     get,
     get_broker,
     open_database,
+    present,
     put,
+    put_all,
     row_checksum,
     sort_rows,
     unreadable,
@@ -180,22 +182,22 @@ class Metadata:
         database = self._database
         settled = [(OWN_TABLE, key) for key in self.damaged(OWN_TABLE)]
         tables = set(self._tables)
-        saved = [(table, tuple(rows)) for table, rows in changes]
+        # The last value of each row; None: there is none.
+        saved = {(table, key): value for table, rows in changes for key, value in rows}
         try:
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 for table, key in settled:
                     self._delete(table, key)
-                for table, rows in saved:
-                    for key, value in rows:
-                        if key in self._damaged.get(table, ()):
-                            settled.append((table, key))
-                            self._delete(table, key)
-                        elif value is None:
-                            self._delete(table, key)
-                        if value is not None:
-                            put(database, table, key, value)
-                            tables.add(table)
+                for (table, key), value in saved.items():
+                    if key in self._damaged.get(table, ()):
+                        settled.append((table, key))
+                        self._delete(table, key)
+                    elif value is None:
+                        self._delete(table, key)
+                kept = present(saved)
+                put_all(database, kept)
+                tables.update(table for table, _, _ in kept)
                 if tables != self._saved_tables:
                     put(database, OWN_TABLE, TABLES, encode_names(tables))
                 put(database, OWN_TABLE, COMMITS, (self._commits + 1).to_bytes(8, "big"))

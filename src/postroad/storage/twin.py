@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -26,12 +26,15 @@ from postroad.storage.database import (
     COMMITS,
     OWN_TABLE,
     TABLES,
+    Saved,
     all_rows,
     commits_of,
     get,
     get_broker,
     open_database,
+    present,
     put,
+    put_all,
     row_checksum,
 )
 from postroad.storage.stamp import read_stamp
@@ -42,7 +45,6 @@ _NEW: Final = ".new"
 _JOURNALS: Final = ("-wal", "-shm")
 _log: Final = logging.getLogger(__name__)
 
-Row = tuple[bytes, bytes | None]
 Version = tuple[int, int, int]  # broker, boot, commits
 
 
@@ -140,19 +142,17 @@ class Twin:
             _log.warning("%s cannot be written, and is not kept until the next start: %s", self._path, error)
             self.close()
 
-    def commit(self, changes: Iterable[tuple[str, Sequence[Row]]], tables: bytes, commits: bytes) -> None:
+    def commit(self, saved: Saved, tables: bytes, commits: bytes) -> None:
         """What was committed to the database, with what it notes of itself."""
         copy = self._copy
         if copy is None:
             return
         with self._giving_up(), copy:
             copy.execute("BEGIN IMMEDIATE")
-            for table, rows in changes:
-                for key, value in rows:
-                    if value is None:
-                        copy.execute("DELETE FROM facts WHERE name = ? AND key = ?", (table, key))
-                    else:
-                        put(copy, table, key, value)
+            for (table, key), value in saved.items():
+                if value is None:
+                    copy.execute("DELETE FROM facts WHERE name = ? AND key = ?", (table, key))
+            put_all(copy, present(saved))
             put(copy, OWN_TABLE, TABLES, tables)
             put(copy, OWN_TABLE, COMMITS, commits)
 

@@ -50,7 +50,7 @@ _POLICIES: Final = ("drop", "disconnect")
 class _Connection:
     """A client connection with at least one subscription."""
 
-    __slots__ = ("by_number", "ended", "gapped", "number", "queue", "stalled", "waiting_bytes")
+    __slots__ = ("by_number", "closed", "ended", "gapped", "number", "queue", "stalled", "waiting_bytes")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -60,7 +60,8 @@ class _Connection:
         self.waiting_bytes = 0  # of `queue`
         self.gapped: deque[_Subscription] = deque()  # those with lost spans and nothing in `queue`
         self.stalled = False  # something waits in `queue` or `gapped`, or the connection has ended
-        self.ended = False  # told to close: nothing more is sent to it
+        self.ended = False  # told to close, or closed: nothing more is sent to it
+        self.closed = False
 
 
 class _Subscription:
@@ -280,31 +281,34 @@ class Delivery:
         elif subscription.lost:
             home.gapped.remove(subscription)
         home.stalled = bool(home.ended or home.queue or home.gapped)
-        if not home.by_number and not home.ended:
+        if not home.by_number and (home.closed or not home.ended):
             del self._connections[connection]
-        self._forget(subscription)
-        return subscription.id
-
-    def closed(self, connection: int) -> list[int]:
-        """The connection is gone; the ids of the subscriptions that ended with it."""
-        home = self._connections.pop(connection, None)
-        if home is None:
-            return []
-        self._waiting_bytes -= home.waiting_bytes
-        ended = list(home.by_number.values())
-        for subscription in ended:
-            self._forget(subscription)
-        # It and its subscriptions name each other: what waits must not last until a cycle is collected.
-        home.by_number.clear()
-        home.queue.clear()
-        home.gapped.clear()
-        return [subscription.id for subscription in ended]
-
-    def _forget(self, subscription: _Subscription) -> None:
         del self._subscriptions[subscription.id]
         self._index.remove(subscription.id)
         for stream in self._streams.values():
             stream.late.pop(subscription.id, None)
+        return subscription.id
+
+    def closed(self, connection: int) -> list[int]:
+        """The connection is gone: nothing more is sent to it. The numbers of its subscriptions: each is to be
+        ended, and may be later."""
+        home = self._connections.get(connection)
+        if home is None:
+            return []
+        home.closed = True
+        self._end(home)
+        if not home.by_number:
+            del self._connections[connection]
+        return list(home.by_number)
+
+    def _end(self, home: _Connection) -> None:
+        """What waits is dropped, without a Gap: nobody is there to hear of it."""
+        home.ended = home.stalled = True
+        self._clear_queue(home)
+        home.gapped.clear()
+        for subscription in home.by_number.values():
+            subscription.waiting = subscription.waiting_bytes = 0
+            subscription.lost = {}
 
     def name(self, connection: int, number: int) -> str | None:
         """By which traces know that subscription, if there is one."""
@@ -378,6 +382,7 @@ class Delivery:
                 [
                     (target.connection.number, target.number, target.name)
                     for target in map(subscriptions.__getitem__, targets)
+                    if not target.connection.ended
                 ],
             )
             for rows, targets in self._index.match(batch)
@@ -515,12 +520,7 @@ class Delivery:
         turn.send(connection.number, encode(ended))
         turn.close(connection.number, error)
         turn.note("warning", f"closed a slow consumer, {subscription.name}: {error}")
-        connection.ended = connection.stalled = True
-        self._clear_queue(connection)
-        connection.gapped.clear()
-        for other in connection.by_number.values():
-            other.waiting = other.waiting_bytes = 0
-            other.lost = {}
+        self._end(connection)
         self._disconnects += 1
 
     def credit(self, turn: Turn, connection: int) -> None:

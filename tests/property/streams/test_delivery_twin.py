@@ -166,8 +166,9 @@ class Delivering(RuleBasedStateMachine):
     @rule(connection=connections)
     def close(self, connection: int) -> None:
         keys = [key for key, reader in self.readers.items() if reader.connection == connection]
-        assert self.core.closed(connection) == keys
+        assert self.core.closed(connection) == [self.readers[key].number for key in keys]
         for key in keys:
+            assert self.core.unsubscribe(connection, self.readers[key].number) == key
             self.readers.pop(key).judge(complete=False)
         self.ended.discard(connection)
         self.credit[connection] = PLENTY

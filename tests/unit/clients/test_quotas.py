@@ -10,7 +10,8 @@ from tests.worlds.durable_brokers import DurableNet
 from tests.worlds.durable_subscribers import Reader
 
 from postroad.links.access import AuthConfig, QuotaConfig
-from postroad.wire.frames import Ended, Refuse, Reply, Request, Subscribe, Unsubscribe, encode
+from postroad.units import SECOND_US
+from postroad.wire.frames import Ended, Refuse, Rejected, Reply, Request, Subscribe, Unsubscribe, encode
 
 
 def start(**quotas: int) -> DurableNet:
@@ -125,3 +126,65 @@ def test_requests_a_second() -> None:
     broker = net.brokers[0]
     assert broker is not None
     assert broker.metrics()["quota_refusals_total"] == 2
+
+
+def rejected(client: Reader) -> list[str]:
+    return [message.reason for message in client.messages if isinstance(message, Rejected)]
+
+
+def stored(net: DurableNet) -> float:
+    broker = net.brokers[0]
+    assert broker is not None
+    return broker.metrics()["quota_stored_bytes"]
+
+
+def test_durable_events_are_counted_until_the_log_lets_them_go_and_across_restarts() -> None:
+    net = start(stored_bytes=100_000)
+    net.config = replace(net.config, durable=replace(net.config.durable, keep_us=SECOND_US))
+    restart(net)
+    eve, alice, reader = (Reader(net, 0, name) for name in ("eve", "alice", "alice"))
+    reader.begin("r")
+    net.wait(1)
+    for _ in range(9):
+        eve.send(eve.durable("t", "x" * 10_000))
+    net.wait(1)
+    assert rejected(eve) == []
+    assert 90_000 < stored(net) < 92_000
+    eve.send(eve.durable("t", "x" * 10_000))
+    net.wait(1)
+    (reason,) = rejected(eve)
+    assert reason.startswith("eve has 9")
+    assert "at most 100000 are allowed" in reason
+    alice.send(alice.durable("t", "x" * 10_000))
+    net.wait(1)
+    assert rejected(alice) == []
+    before = stored(net)
+    net.wait(11)  # it is saved by now
+    restart(net)
+    assert stored(net) == before
+    eve = Reader(net, 0, "eve")
+    eve.send(eve.durable("t", "x" * 10_000))
+    net.wait(1)
+    assert len(rejected(eve)) == 1
+    reader = Reader(net, 0, "alice")
+    reader.begin("r")
+    net.wait(1)
+    reader.ack()
+    net.wait(20)
+    assert stored(net) == 0
+    eve.send(eve.durable("t", "x" * 10_000))
+    net.wait(1)
+    assert len(rejected(eve)) == 1
+    check(net)
+
+
+def test_frames_behind_one_that_was_refused_are_no_way_around_it() -> None:
+    net = start(stored_bytes=20_000)
+    eve, reader = Reader(net, 0, "eve"), Reader(net, 0, "alice")
+    reader.begin("r")
+    net.wait(1)
+    for _ in range(10):
+        eve.send(eve.durable("t", "x" * 9_000))
+        net.wait(1)
+    assert stored(net) < 20_000
+    assert len(rejected(eve)) == 8

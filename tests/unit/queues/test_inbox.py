@@ -313,6 +313,22 @@ def test_a_transaction_over_two_arcs_commits_in_both_or_in_none() -> None:
         assert home.inboxes.decisions == {}
 
 
+def test_attempts_at_their_bound_stay_there_and_the_state_can_be_read() -> None:
+    """Whoever puts a message says how often it was tried: what comes after it must fit a snapshot, too."""
+    desk = Desk(attempts=module.MAX_ATTEMPTS)
+    assert desk.put(message(1, attempts=module.MAX_ATTEMPTS), message(2, "mill", attempts=7)) == "kept"
+    desk.join("x")
+    assert desk.do(Leave("stock", "x", (key(1), key(2, "mill")), 0)) == "left"
+    desk.join("x")
+    desk.inboxes.install(desk.inboxes.snapshot())
+    inbox = desk.inboxes.inboxes["stock"]
+    assert [each.attempts for each in inbox.messages.values()] == [module.MAX_ATTEMPTS, 8]
+    assert desk.reject(1, "x") == "dead"
+    desk.inboxes.install(desk.inboxes.snapshot())
+    with pytest.raises(PeerError, match="is no list of operations"):
+        desk.put(message(3, attempts=(1 << 32) - 1))
+
+
 def test_what_is_out_of_bounds_is_the_callers_fault() -> None:
     named = source_of(b"12345678", "shop")
     assert (name_of(named), session_of(named)) == ("shop", b"12345678")

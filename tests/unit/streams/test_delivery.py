@@ -242,11 +242,15 @@ class TestSubscriptions:
         keys = [world.subscribe(1, "a", number=number) for number in (1, 2)]
         world.subscribe(2, "a", at=100)
         assert world.core.count(1) == 2
-        assert world.core.closed(1) == keys
-        assert world.core.closed(1) == []
-        assert world.core.closed(2) != []
+        assert world.core.closed(1) == [1, 2]
+        assert world.core.closed(2) == [1]
+        assert world.core.closed(3) == []
         world.core.check()
-        assert world.deliver(0, 10, (5, "a")) == []
+        assert world.deliver(0, 10, (5, "a")) == [], "they are there still, and get nothing"
+        assert [world.core.unsubscribe(1, number) for number in (1, 2)] == keys
+        assert world.core.closed(1) == []
+        world.core.check()
+        assert world.core.metrics()["subscriptions"] == 1
 
     def test_unsubscribe_frees_what_waits(self) -> None:
         world = World()

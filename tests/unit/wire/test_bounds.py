@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import typing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.worlds.durable_brokers import DurableNet
 
 from postroad.errors import PeerError
 from postroad.wire import bounds, frames
 from postroad.wire.bounds import BOUNDS, Bytes, Flag, Items, Number, Pairs, Record, Row, Text
-from postroad.wire.frames import CONTROL
+from postroad.wire.frames import CONTROL, Kind
 
 
 def structures() -> list[type]:
@@ -100,3 +103,15 @@ def test_numbers_say_what_they_are_and_may_be() -> None:
     with pytest.raises(PeerError, match="-1 is not between 0 and 4294967295"):
         bounds.U32.check(-1)
     bounds.U32.check(7)
+
+
+def test_what_every_message_and_request_costs_is_written_down() -> None:
+    """docs/security.md has a row for each, with who pays."""
+    text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    _, _, table = text.partition("## What each message costs, and who pays")
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
+    named = set(re.findall(r"[\w.]+", " ".join(rows)))
+    assert {kind.name for kind in Kind} <= named
+    net = DurableNet(1)
+    assert net.brokers[0] is not None
+    assert net.brokers[0]._board.requests.keys() <= named

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from postroad.clients.publishing import Receipts, runs_within
+from postroad.clients.quotas import Quotas
 from postroad.durable.publisher.pubend import (
     PUBLISHERS,
     TABLE,
@@ -36,6 +37,7 @@ from postroad.errors import (
     DeniedError,
     PostroadError,
     StorageError,
+    TooLargeError,
     UnavailableError,
     UsageError,
     shorten,
@@ -80,6 +82,7 @@ class DurablePublishing:
         receipts: Receipts,
         routing: Routing,
         tracking: Tracking | None,
+        quotas: Quotas,
         opened: Callable[[DurablePubend, int], None],
         now_us: int,
     ) -> None:
@@ -90,6 +93,7 @@ class DurablePublishing:
         self._receipts = receipts
         self._routing = routing
         self._tracking = tracking
+        self._quotas = quotas
         self._opened = opened
         self._port = PubendPort(
             logged=self._logged,
@@ -274,7 +278,8 @@ class DurablePublishing:
         self._refusals.flush(turn)
 
     def _distribute(self, turn: Turn) -> None:
-        """Frames of clients go to their pubends, unless their ids are another principal's."""
+        """Frames of clients go to their pubends, unless their ids are another principal's, or that has stored
+        too much."""
         coming, self._coming = self._coming, []
         behind: dict[int | None, list[Frame]] = {}  # by connection of a frame that is refused
         for frame in coming:
@@ -283,12 +288,17 @@ class DurablePublishing:
                 continue
             prefix = frame.batch.id(0)[:8]
             number = self._number(prefix)
-            if self._pubends[number].claim(prefix, frame.principal, given=frame.given):
-                self._frames.setdefault(number, []).append(frame)
-            else:
+            try:
+                self._quotas.store(frame.principal, frame.size)
+                if not self._pubends[number].claim(prefix, frame.principal, given=frame.given):
+                    raise DeniedError(
+                        "another principal has published under ids that begin so: publish under others"
+                    )
+            except (DeniedError, TooLargeError) as error:
                 behind[frame.connection] = []
-                text = "another principal has published under ids that begin so: publish under others"
-                self._reject(turn, frame, DeniedError(text))
+                self._reject(turn, frame, error)
+            else:
+                self._frames.setdefault(number, []).append(frame)
         self._hold_back(behind)
 
     def _stage(self, turn: Turn, pubend: DurablePubend, frames: Sequence[Frame]) -> None:
@@ -303,6 +313,8 @@ class DurablePublishing:
                 self._tracking.published(segment.batch.ids(), turn.now_us)
         self._routing.spread(turn, pubend, segment)
         for frame in frames:
+            if frame.receipt is not None:
+                self._quotas.stored.add(frame.principal, pubend.id, segment.end, frame.size)
             self._settle(turn, frame, accepted=True)
 
     def _settle(self, turn: Turn, frame: Frame, *, accepted: bool) -> None:
@@ -374,6 +386,8 @@ class DurablePublishing:
         if not self._pubends or turn.now_us < self._tick_at:
             return
         self._tick_at = turn.now_us + TICK_US
+        self._quotas.stored.released({pubend.id: pubend.floor for pubend in self._pubends.values()})
+        self._quotas.stored.save(turn)
         for number, pubend in self._pubends.items():
             if number in self._open:
                 pubend.checkpoint(turn)
@@ -382,6 +396,7 @@ class DurablePublishing:
 
     def close(self, turn: Turn) -> None:
         """The process ends."""
+        self._quotas.stored.save(turn, now=True)
         for pubend in self._pubends.values():
             pubend.close(turn)
 

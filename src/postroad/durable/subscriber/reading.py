@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
 from typing import Final
 
@@ -43,7 +44,8 @@ from postroad.wire.frames import Ended, InterestUpdate, Subscribe, Subscribed, e
 MAX_READERS: Final = 1_024
 FUTURE_US: Final = 3_600 * SECOND_US  # a range does not end further ahead of this clock
 LOOK_US: Final = 50 * MILLISECOND_US  # readers at the end of a stream look for more this often
-MAX_LOOKS: Final = 32  # of them at a time, in turn: many that wait must not keep the broker busy
+MAX_LOOKS: Final = 8  # readers that look for more in one turn
+CROWD_SHARE: Final = 4  # where there are more than that, so many times as often
 PATIENCE_US: Final = 30 * SECOND_US  # with a broker that is out of reach: one that restarts takes less
 
 
@@ -156,7 +158,10 @@ class Readers:
     def closed(self, turn: Turn, connection: int) -> None:
         for its_connection, number in list(self._readers):
             if its_connection == connection:
-                self.end(turn, connection, number)
+                turn.later(partial(self._end_later, connection, number))
+
+    def _end_later(self, connection: int, number: int, turn: Turn) -> None:
+        self.end(turn, connection, number)
 
     def credit(self, turn: Turn, connection: int) -> None:
         for reader in [reader for reader in self._readers.values() if reader.connection == connection]:
@@ -187,7 +192,8 @@ class Readers:
         if not self._readers:
             self._look_at = None
         elif self._look_at is None:
-            self._look_at = turn.now_us + LOOK_US
+            crowded = len(self._readers) > MAX_LOOKS
+            self._look_at = turn.now_us + (LOOK_US // CROWD_SHARE if crowded else LOOK_US)
 
     def _lose_patience(self, turn: Turn, reader: _Reader) -> None:
         """End it if it waits for a broker that stays out of reach, and not for its client to take more."""

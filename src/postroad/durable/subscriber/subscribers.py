@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -630,6 +631,11 @@ class DurableSubscribers:
         self.readers.closed(turn, peer.connection)
         self.moving.closed(peer.connection)
         for session in self._sessions.on(peer.connection):
+            turn.later(partial(self._forget_later, session))
+
+    def _forget_later(self, session: Session, turn: Turn) -> None:
+        """Nothing is sent to it meanwhile: its connection has no credit."""
+        if self._sessions.get(session.id) is session:
             self._forget(turn, session)
 
     def _forget(self, turn: Turn, session: Session) -> None:
