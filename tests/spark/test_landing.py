@@ -286,7 +286,7 @@ def test_a_feed_that_fails_leaves_the_other_to_it(
             publish(broker.address, range(20, 30))
 
     with pytest.raises(UsageError, match="another process lands in"):
-        land(lake, broker.address, told=heard, stop=stop, interval_s=0.0)
+        land(lake, broker.address, tell=heard, stop=stop, interval_s=0.0)
     assert len(lines) == 1
     land(lake, broker.address, once=True)
     assert landed(lake) == list(range(30))

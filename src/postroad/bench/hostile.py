@@ -175,11 +175,11 @@ async def _measure(
         figures |= honest.p99_us(phase)
     figures |= {f"memory_{phase}": float(size) for phase, size in memory.items()}
     figures["lost"] = honest.lost()
-    figures["met"] = _met(figures)
+    figures["met"] = _meets_aims(figures)
     return figures
 
 
-def _met(figures: dict[str, float | bool]) -> bool:
+def _meets_aims(figures: dict[str, float | bool]) -> bool:
     """The aims: p99 under 100 ms and ten times that before, memory back within 10%, nothing lost."""
     quick = all(
         figures[f"{mode}_p99_us_during"] <= min(AIM_US, AIM_RATIO * figures[f"{mode}_p99_us_before"])

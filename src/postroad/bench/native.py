@@ -35,8 +35,8 @@ class Native(Session):
         self.lost = 0  # deliveries that said "lost here"
         self.consumed: dict[int, int] = {}  # pubend -> the end of the last whole delivery: a checkpoint token
         self._skip = 0  # bytes of the current delivery frame still to come
-        self._held = 0  # deliveries in that frame, counted once it is whole
-        self._held_span = (0, 0)  # its pubend and end
+        self._in_frame = 0  # deliveries in that frame, counted once it is whole
+        self._frame_span = (0, 0)  # its pubend and end
         self._carry = b""
         self._unreturned = 0  # consumed bytes not yet given back as credit
         self._credit = 0
@@ -136,8 +136,8 @@ class Native(Session):
             self._skip -= end
             return 0
         if self._skip:
-            self._whole(self._held_span)
-        done, self._held, self._skip = self._held, 0, 0
+            self._whole(self._frame_span)
+        done, self._in_frame, self._skip = self._in_frame, 0, 0
         while end - position >= frames.FRAME_PREFIX_BYTES:
             length, kind, _, flags = _PREFIX.unpack_from(data, position)
             if kind == Kind.DELIVERY:
@@ -148,7 +148,7 @@ class Native(Session):
                 self._unreturned += length
                 position += length
                 if position > end:
-                    self._held, self._skip, self._held_span = count, position - end, (pubend, last)
+                    self._in_frame, self._skip, self._frame_span = count, position - end, (pubend, last)
                     break
                 self._whole((pubend, last))
                 done += count

@@ -309,8 +309,8 @@ def aims(rows: Sequence[Row]) -> list[tuple[str, float, float, str]]:
     return [
         ("p99 over none, percent, at most", *_within(bloom, BESIDE_P99, P99_ROOM_PERCENT)),
         ("CPU per event over none, percent, at most", *_within(bloom, BESIDE_CPU, CPU_ROOM_PERCENT)),
-        ("stored bits per message and history, at most", kept, bound, _met(kept <= bound)),
-        ("times less than the exact log, at least", saving, LEAST_SAVING, _met(saving >= LEAST_SAVING)),
+        ("stored bits per message and history, at most", kept, bound, _verdict(kept <= bound)),
+        ("times less than the exact log, at least", saving, LEAST_SAVING, _verdict(saving >= LEAST_SAVING)),
     ]
 
 
@@ -320,5 +320,5 @@ def _within(row: Row, name: str, bound: float) -> tuple[float, float, str]:
     return row[name], bound, MET if high <= bound else MISSED if low > bound else NOT_SHOWN
 
 
-def _met(holds: bool) -> str:
+def _verdict(holds: bool) -> str:
     return MET if holds else MISSED

@@ -160,7 +160,7 @@ def land(
                 signal.signal(number, interrupted)
             logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a batch that is stopped
         place = Lake(spark, lake)
-        added = landed(place, broker, access=access, once=once, told=say, trouble=trouble, stop=stop)
+        added = landed(place, broker, access=access, once=once, tell=say, trouble=trouble, stop=stop)
     rows = dict(sorted(added.items()))
     listed = ", ".join(f"{count:,} of {table}" for table, count in rows.items())
     _tell({"lake": lake, "rows": rows}, f"rows added: {listed or 'none'}; {lake}", as_json=as_json)

@@ -99,13 +99,13 @@ class _Table:
 class _Assembly:
     """Parts of one whole table that are still incomplete."""
 
-    __slots__ = ("entries", "held", "parts", "text_bytes", "version")
+    __slots__ = ("entries", "indexed", "parts", "text_bytes", "version")
 
     def __init__(self, version: int, parts: int) -> None:
         self.version = version
         self.parts: list[bool] = [False] * parts  # which have come
         self.entries: dict[int, Entry] = {}
-        self.held: list[Selector] = []  # those of them that the index holds until the table is whole
+        self.indexed: list[Selector] = []  # those of them that the index holds until the table is whole
         self.text_bytes = 0
 
 
@@ -122,8 +122,8 @@ class Intake:
         "_answer",
         "_at",
         "_claims_at",
-        "_held",
         "_index",
+        "_indexed",
         "_interest",
         "_limits",
         "_text_bytes",
@@ -137,7 +137,7 @@ class Intake:
         self._limits = limits
         self._added: dict[int, Entry] = {}
         self._text_bytes = 0
-        self._held: list[Selector] = []  # those of `_added` that the index holds for this
+        self._indexed: list[Selector] = []  # those of `_added` that the index holds for this
         self._answer = interest.answer(update)  # unless its entries matter
         matter = self._answer is None
         self._at = 0 if matter else len(update.added)  # conditions looked at
@@ -173,7 +173,7 @@ class Intake:
         assert isinstance(selector, Selector)
         units = taking_in_units(selector.where, selector.boxes)
         self._index.hold(selector)
-        self._held.append(selector)
+        self._indexed.append(selector)
         selector.forget()
         return units
 
@@ -200,8 +200,8 @@ class Intake:
 
     def abandon(self) -> None:
         """Nothing of it is needed any more; what the index holds by now stays."""
-        while self._held:
-            self._index.release(self._held.pop())
+        while self._indexed:
+            self._index.release(self._indexed.pop())
 
 
 class Interest:
@@ -298,8 +298,8 @@ class Interest:
         """Claim these names, or no longer (None). The updates to flood."""
         change = self._begin_change()
         for name, claim in changes.items():
-            entry, held = self._claims.pop(name, (0, None))
-            if held is not None:
+            entry, former = self._claims.pop(name, (0, None))
+            if former is not None:
                 change.withdraw(entry)
             if claim is not None:
                 self._last_entry += 1
@@ -413,7 +413,7 @@ class Interest:
                 *self._claims.values(),
             ]
         elif owner in self._tables:
-            selectors = ((entry, held[1]) for entry, held in self._tables[owner].entries.items())
+            selectors = ((entry, row[1]) for entry, row in self._tables[owner].entries.items())
         else:
             return []
         # Sorted, so that the parts are the same ones whoever sends them: parts of one version that
@@ -534,13 +534,13 @@ class Interest:
         for selector in added.values():
             if not isinstance(selector, Claim):
                 self._index.hold(selector)
-                assembly.held.append(selector)
+                assembly.indexed.append(selector)
         return True
 
     def _drop_assembly(self, owner: int) -> None:
         assembly = self._assemblies.pop(owner, None)
         if assembly is not None:
-            for selector in assembly.held:
+            for selector in assembly.indexed:
                 self._index.release(selector)
 
     def _replace(self, owner: int, assembly: _Assembly) -> None:
@@ -662,8 +662,8 @@ class Interest:
         if len(self._index) != len(indexed):
             raise BugError("the index does not hold exactly the tables")
         self._index.check()
-        held = [entry for table in self._tables.values() for _, entry in table.entries.values()]
-        topics = [entry.topic for entry in (*self._own, *held) if not isinstance(entry, Claim)]
+        others = [entry for table in self._tables.values() for _, entry in table.entries.values()]
+        topics = [entry.topic for entry in (*self._own, *others) if not isinstance(entry, Claim)]
         if sum(self._reserved.values()) != sum(topic.split("/", 1)[0] == RESERVED for topic in topics):
             raise BugError("interest in what the network says about itself is miscounted")
 

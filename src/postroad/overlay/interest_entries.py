@@ -96,11 +96,11 @@ def make_update(
     parts: int = 1,
 ) -> InterestUpdate:
     entries, claims = [], []
-    for one in added:
-        if isinstance(one, InterestClaim):
-            claims.append(one)
+    for entry in added:
+        if isinstance(entry, InterestClaim):
+            claims.append(entry)
         else:
-            entries.append(one)
+            entries.append(entry)
     return InterestUpdate(
         owner=owner,
         base=base,

@@ -267,18 +267,18 @@ class Topology:
     def accept(self, ad: Advertisement, now_us: int) -> bool:  # noqa: ARG002
         """Take an advertisement; True if it is news, to be flooded to every neighbour but its bringer."""
         check_advertisement(ad)
-        held = self._ads.get(ad.broker)
+        known = self._ads.get(ad.broker)
         if ad.broker == self._me:
             self._accept_own(ad)
             return False
-        if held is None:
+        if known is None:
             if len(self._ads) >= MAX_BROKERS:
                 raise PeerError(f"more than {MAX_BROKERS} brokers advertised")
-        elif held.node != ad.node:
+        elif known.node != ad.node:
             # Two brokers drew one number. Everybody keeps the lower node id, so databases still agree.
-            if held.node < ad.node:
+            if known.node < ad.node:
                 return False
-        elif (ad.boot, ad.sequence) <= (held.boot, held.sequence):
+        elif (ad.boot, ad.sequence) <= (known.boot, known.sequence):
             return False
         self._store(ad)
         return True
@@ -300,8 +300,8 @@ class Topology:
     def take_set_back(self) -> bool:
         """Whether it was found since this was last asked that this broker has said things of which it knows
         nothing: its data went back in time."""
-        found, self._set_back = self._set_back, False
-        return found
+        set_back, self._set_back = self._set_back, False
+        return set_back
 
     def _store(self, ad: Advertisement) -> None:
         old = self._ads.get(ad.broker)
@@ -325,12 +325,12 @@ class Topology:
         ad = self._ads.get(broker)
         if ad is None:
             return []
-        found: list[tuple[int, int]] = []
+        edges: list[tuple[int, int]] = []
         for number, cost in ad.neighbours:
             theirs = self._costs.get(number)
             if theirs is not None and broker in theirs:
-                found.append((number, max(cost, theirs[broker])))
-        return found
+                edges.append((number, max(cost, theirs[broker])))
+        return edges
 
     def take_own(self) -> Advertisement | None:
         """The own advertisement, if it changed since this was last asked: flood it to all neighbours."""
@@ -402,10 +402,10 @@ class Topology:
         return self._cache
 
     def _distance(self, cache: _Cache, broker: int) -> list[int]:
-        found = cache.distances.get(broker)
-        if found is None:
-            found = cache.distances[broker] = _search(cache.graph, cache.graph.index[broker])[0]
-        return found
+        distances = cache.distances.get(broker)
+        if distances is None:
+            distances = cache.distances[broker] = _search(cache.graph, cache.graph.index[broker])[0]
+        return distances
 
     def reachable(self) -> list[int]:
         """Brokers with a path of links that count, increasing, this one included."""
@@ -448,13 +448,13 @@ class Topology:
     def children(self, origin: int) -> Mapping[int, frozenset[int]]:
         """This broker's children in the origin's tree, in increasing order, each with its subtree."""
         cache = self._routes()
-        found = cache.subtrees.get(origin)
-        if found is None:
+        subtrees = cache.subtrees.get(origin)
+        if subtrees is None:
             at = cache.graph.index.get(origin)
             if at is None:
                 return {}
-            found = cache.subtrees[origin] = self._descend(cache, at)
-        return found
+            subtrees = cache.subtrees[origin] = self._descend(cache, at)
+        return subtrees
 
     def _descend(self, cache: _Cache, origin: int) -> dict[int, frozenset[int]]:
         graph = cache.graph
@@ -478,11 +478,11 @@ class Topology:
                 child[at] = through
                 members.setdefault(through, []).append(graph.numbers[at])
         interned = cache.interned
-        found: dict[int, frozenset[int]] = {}
+        neighbours: dict[int, frozenset[int]] = {}
         for through in sorted(members):
             brokers = frozenset(members[through])
-            found[graph.numbers[through]] = interned.setdefault(brokers, brokers)
-        return found
+            neighbours[graph.numbers[through]] = interned.setdefault(brokers, brokers)
+        return neighbours
 
     # -- facts -------------------------------------------------------------------------------------
 

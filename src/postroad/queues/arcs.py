@@ -194,12 +194,12 @@ class Arcs:
 
     def index(self, name: str) -> int:
         """The arc of an application."""
-        found = self._indices.get(name)
-        if found is None:
+        index = self._indices.get(name)
+        if index is None:
             if len(self._indices) >= MAX_REMEMBERED:
                 self._indices.clear()
-            found = self._indices[name] = int.from_bytes(key_of(name), "big") * self.count >> _KEY_BITS
-        return found
+            index = self._indices[name] = int.from_bytes(key_of(name), "big") * self.count >> _KEY_BITS
+        return index
 
     def key(self, index: int) -> bytes:
         """The middle of an arc."""
@@ -416,16 +416,16 @@ class Arcs:
                 self._append(turn, index, hosted, output)
 
     def _tell(self, turn: Turn, index: int, output: Tell) -> None:
-        told = output.told
-        if isinstance(told, Kept):
-            self._kept(turn, index, told)
-        elif isinstance(told, Stopped):
+        outcome = output.told
+        if isinstance(outcome, Kept):
+            self._kept(turn, index, outcome)
+        elif isinstance(outcome, Stopped):
             self._stopped(turn, index)
-        elif isinstance(told, Moved):
+        elif isinstance(outcome, Moved):
             self._counters["queue_views_total"] += 1
-            if told.view.stage == STARTED:
+            if outcome.view.stage == STARTED:
                 self._hosted[index].received.clear()
-            self._moved(turn, index, told.view)
+            self._moved(turn, index, outcome.view)
 
     def _save(self, turn: Turn, index: int, hosted: _Hosted, output: Save) -> None:
         if not self._disk:

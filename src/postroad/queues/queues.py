@@ -429,7 +429,7 @@ class Queues:
         if named and not message.together:
             self._tell(turn, connection, Sent(number=message.number, places=named, state="gap"))
 
-        def found(arc: int, turn: Turn, done: Done, _task: object) -> None:
+        def reached(arc: int, turn: Turn, done: Done, _task: object) -> None:
             client.sends -= 1
             view, places = self.arcs.view(arc), tuple(by_arc[arc])
             if done.code or view is None:
@@ -441,7 +441,7 @@ class Queues:
         for arc in by_arc:
             client.sends += 1
             try:
-                self.errands.find(turn, arc, partial(found, arc))
+                self.errands.find(turn, arc, partial(reached, arc))
             except FullError:
                 client.sends -= 1
                 raise
@@ -560,8 +560,8 @@ class Queues:
             messages = [said for place, said in zip(places, task.messages, strict=True) if place in kept]
             self._witness.kept(turn, message.form, messages)
         confirming = self._confirming.get(done.number)
-        for (state, last, chain), found in groups.items():
-            shown = () if whole and len(groups) == 1 else tuple(found)
+        for (state, last, chain), members in groups.items():
+            shown = () if whole and len(groups) == 1 else tuple(members)
             if state in ("kept", "gap"):
                 if message.reliable or state == "gap":
                     sent = Sent(
@@ -571,7 +571,7 @@ class Queues:
             else:
                 self._refuse_send(turn, connection, message.number, shown, _error_of(state))
             if confirming is not None and state != "kept":
-                confirming.waiting -= {places.index(place) for place in found}
+                confirming.waiting -= {places.index(place) for place in members}
         if confirming is not None and not confirming.waiting:
             del self._confirming[done.number]
 
@@ -709,8 +709,8 @@ class Queues:
 
     def _drop(self, turn: Turn, receiver: _Receiver, error: PostroadError) -> None:
         self._forget_receiver(turn, receiver)
-        told = Receiving(number=receiver.number, code=error.code, reason=str(error))
-        self._tell(turn, receiver.connection, told)
+        refusal = Receiving(number=receiver.number, code=error.code, reason=str(error))
+        self._tell(turn, receiver.connection, refusal)
 
     def _forget_receiver(self, turn: Turn, receiver: _Receiver) -> None:
         client = self._clients.get(receiver.connection)

@@ -339,7 +339,7 @@ class Serving:
     def _note_kept(self, turn: Turn, sender: Node, messages: tuple[Message, ...], answer: Answer) -> None:
         """Those that are new came from that entry."""
         each = answer.each or (answer,) * len(messages)
-        new = [message for message, one in zip(messages, each, strict=True) if one.outcome in _NEW]
+        new = [message for message, answer in zip(messages, each, strict=True) if answer.outcome in _NEW]
         if new:
             self._witness.came(turn, self._number_of(sender), new)
 
@@ -599,10 +599,10 @@ class Serving:
 
     def kept(self, turn: Turn, arc: int, kept: Kept) -> None:
         served = self._served.get(arc)
-        found = None if served is None else served.written.pop(kept.number, None)
-        if served is None or found is None:
+        written = None if served is None else served.written.pop(kept.number, None)
+        if served is None or written is None:
             return
-        wishes, touched = found
+        wishes, touched = written
         for name, number in touched:
             served.visible[name] = max(served.visible.get(name, 0), number)
         assert isinstance(kept.answer, tuple)

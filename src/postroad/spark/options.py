@@ -121,7 +121,7 @@ def _known(given: Mapping[str, str], names: Sequence[str], doing: str) -> dict[s
     for name in sorted(given):
         if name.lower() not in known:
             near = get_close_matches(name.lower(), known, 1)
-            meant = f": {next(one for one in names if one.lower() == near[0])}?" if near else ""
+            meant = f": {next(name for name in names if name.lower() == near[0])}?" if near else ""
             raise UsageError(f"{doing} with the format postroad has no option {name!r}{meant}")
     return options
 

@@ -91,7 +91,7 @@ class GroupCommit:
         self._taken: deque[tuple[int, Write]] = deque()  # from the queue, by the committing thread
         self._failures = 0
         self._saves_failed = 0  # the number of the last failure that saves must not build on
-        self._told = 0  # failures whose outcome can be taken
+        self._failures_known = 0  # failures whose outcome can be taken
         self._heard = 0  # failures whose outcome was taken
         self._outcomes: list[StorageInput] = []
 
@@ -115,7 +115,7 @@ class GroupCommit:
         """Outcomes since the last call, to be handed to the core before its next effects are submitted."""
         with self._lock:
             taken, self._outcomes = self._outcomes, []
-            self._heard = self._told
+            self._heard = self._failures_known
             return taken
 
     # -- the steps
@@ -182,7 +182,7 @@ class GroupCommit:
         with self._lock:
             self.commits += 1
             self._outcomes += outcomes
-            self._told = self._failures
+            self._failures_known = self._failures
 
     def answer(self, outcome: StorageInput) -> None:
         with self._lock:

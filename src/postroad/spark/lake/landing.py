@@ -61,18 +61,18 @@ def land(
     access: Access | None = None,
     once: bool = False,
     interval_s: float = INTERVAL_S,
-    told: Told | None = None,
+    tell: Told | None = None,
     trouble: Told | None = None,
     stop: Event | None = None,
 ) -> dict[str, int]:
     """Bring the lake up to date, and keep it so unless `once`, until `stop` is set.
 
-    Returns rows added, by table. `told` hears of batches. Without `once` a network that is away is tried
+    Returns rows added, by table. `tell` hears of batches. Without `once` a network that is away is tried
     again after growing pauses, and `trouble` hears of it.
     """
     access = replace(access or Access(), timeout_s=KNOCK_S)
     with plain_errors():
-        landing = _Landing(lake, brokers, access, told or _nobody, trouble or _nobody)
+        landing = _Landing(lake, brokers, access, tell or _nobody, trouble or _nobody)
         if once:
             landing.everything()
         else:

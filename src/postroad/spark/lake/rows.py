@@ -250,7 +250,10 @@ def id_texts(ids: npt.NDArray[np.uint8]) -> pa.Array:
 def deliveries(broker: int, number: int, report: Deliveries) -> pa.Table:
     """From one report: a row per event and receiver, per gap told, and per acknowledgement."""
     parts = [_delivered(report)]
-    parts += [_told("gap", report.names, report.gaps), _told("ack", report.names, report.acknowledged)]
+    parts += [
+        _spans_of("gap", report.names, report.gaps),
+        _spans_of("ack", report.names, report.acknowledged),
+    ]
     # In one piece: Spark takes an empty batch of an Arrow table for the table's end.
     table = pa.concat_tables(parts).combine_chunks()
     rows = table.num_rows
@@ -271,7 +274,7 @@ def _delivered(report: Deliveries) -> pa.Table:
     return pa.table(columns | _common(report.names, report))
 
 
-def _told(what: str, names: list[str], spans: Spans) -> pa.Table:
+def _spans_of(what: str, names: list[str], spans: Spans) -> pa.Table:
     rows = len(spans)
     columns = {
         "what": pa.array([what] * rows, pa.string()),
