@@ -8,14 +8,24 @@ import itertools
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+from tests.worlds.namespaces import Cable, need_namespaces
 from tests.worlds.process_clients import linked, run
-from tests.worlds.processes import BrokerProcess, Brokers
+from tests.worlds.processes import BrokerProcess, Brokers, configured
 from tests.worlds.queue_clients import QueueClient, queue_client
 
+import postroad
+from postroad.queues.arcs import key_of
+from postroad.queues.settings import QueueConfig
+from postroad.units import MIB
 from postroad.wire import frames
+from postroad.wire.frames import Posting
+
+TOKEN = "s3cret"  # where brokers listen on other addresses than loopback
 
 
 def test_what_is_sent_through_any_broker_is_received_through_any_other(brokers: Brokers) -> None:
@@ -48,8 +58,8 @@ class Load:
     """A source that sends numbers one after the other through any broker that lives, and a consumer that
     accepts what it gets; both go on elsewhere when their broker dies."""
 
-    def __init__(self, addresses: list[str], inbox: str = "stock") -> None:
-        self.addresses, self.inbox = addresses, inbox
+    def __init__(self, addresses: list[str], inbox: str = "stock", token: str = "") -> None:
+        self.addresses, self.inbox, self._token = addresses, inbox, token
         self.kept: list[int] = []  # as the sender was told
         self.accepted: list[int] = []  # as the consumer was told
         self.worst_s = 0.0  # between two that were kept
@@ -61,7 +71,7 @@ class Load:
         """Do this over a connection, again over another one if it is lost, until it is done."""
         for address in itertools.cycle(self.addresses):
             try:
-                async with queue_client(address) as client:
+                async with queue_client(address, self._token) as client:
                     work = asyncio.ensure_future(act(client))
                     await asyncio.wait({work, client.reading}, return_when=asyncio.FIRST_COMPLETED)
                     if work.done():
@@ -125,9 +135,9 @@ class Load:
         assert self.accepted == self.kept == list(range(1, len(self.kept) + 1))
 
 
-async def until_replicated(address: str, inbox: str, replicas: int) -> Any:
+async def until_replicated(address: str, inbox: str, replicas: int, token: str = "") -> Any:
     """The row of an inbox, once it has so many replicas."""
-    async with asyncio.timeout(60), queue_client(address) as client:
+    async with asyncio.timeout(60), queue_client(address, token) as client:
         while True:
             reply = await client.request("queues")
             for row in reply["queues"]:
@@ -136,10 +146,20 @@ async def until_replicated(address: str, inbox: str, replicas: int) -> Any:
             await asyncio.sleep(0.1)
 
 
-def test_the_responsible_broker_is_killed_under_load_and_then_another_and_both_come_back(
+async def until_all_elect(network: list[BrokerProcess]) -> None:
+    """Until every broker is an elector of every arc: then fewer than half of them may go at once."""
+    async with asyncio.timeout(60):
+        for broker in network:
+            async with queue_client(broker.address) as client:
+                arcs = QueueConfig().arcs
+                while (await client.request("status"))["queues"]["elector_of"] != arcs:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+
+
+def test_all_replicas_but_one_are_killed_at_once_under_load_and_then_the_responsible_broker(
     brokers: Brokers,
 ) -> None:
-    """Nothing kept is lost, nothing comes twice or out of order; K-1 of K go and the rest serves."""
+    """Nothing kept is lost, nothing comes twice or out of order; K-1 of K go at once and the rest serves."""
     network = mesh(brokers, 5)
 
     async def test() -> None:
@@ -147,23 +167,85 @@ def test_the_responsible_broker_is_killed_under_load_and_then_another_and_both_c
         load = Load([broker.address for broker in network])
         tasks = [asyncio.ensure_future(load.send()), asyncio.ensure_future(load.consume())]
         await at_least(load, 20)
-        victims = []
-        for _ in range(2):
-            alive = [broker for broker in network if broker.running]
-            row = await until_replicated(alive[0].address, "stock", 3)
-            victim = next(broker for broker in network if broker.name == row["responsible"])
-            victim.kill()
-            victims.append(victim)
+        for count in (2, 1):
+            await until_all_elect(network)
+            row = await until_replicated(network[0].address, "stock", 3)
+            victims = [broker for broker in network if broker.name in row["replicas"][:count]]
+            assert row["responsible"] in [victim.name for victim in victims]
+            for victim in victims:
+                victim.kill()
             await at_least(load, len(load.kept) + 20)
-        for victim in victims:
-            victim.start()
-        await at_least(load, len(load.kept) + 20)
+            for victim in victims:
+                victim.start()
+            await at_least(load, len(load.kept) + 20)
         await until_replicated(network[0].address, "stock", 3)
         load.stopped = True
         await asyncio.gather(*tasks)
         load.check()
 
     run(test())
+
+
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    need_namespaces()
+    made = Cable()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_smaller_side_of_a_cut_refuses_and_the_larger_one_goes_on(
+    cable: Cable, brokers: Brokers, tmp_path: Path
+) -> None:
+    """Spec, responsibility 6: the error means "outcome unknown", and the same id sent again is kept once."""
+    network: list[BrokerProcess] = []
+    secrets = ("--token", TOKEN, "--link-token", "brokers only")
+    extra = (*configured(tmp_path, '[queues]\nanswer = "2 s"\n'), *secrets)
+    program = ("-c", "from postroad.cli import main; raise SystemExit(main())")
+    for name, side in (("b1", "left"), ("b2", "left"), ("b3", "right")):
+        links = tuple(broker.address for broker in network)
+        address = f"{cable.hosts[side]}:0"
+        broker = BrokerProcess(name, brokers.folder / name, links, extra, address, program)
+        brokers.all.append(broker)
+        network.append(cable.at(side, broker.start))
+    left, right = [broker.address for broker in network[:2]], network[2].address
+    late = Posting(inbox="late", id=1, after=0, payload=b"once")
+    chains: dict[str, bytes] = {}
+
+    async def refused() -> None:
+        async with queue_client(right, TOKEN) as client:
+            source = client.source("shop", bytes(8))
+            for _ in range(2):
+                assert (await source.post(late)).code == "unavailable"
+            chains.update(source.chain)
+
+    async def test() -> None:
+        load = Load(left, token=TOKEN)
+        tasks = [asyncio.ensure_future(load.send()), asyncio.ensure_future(load.consume())]
+        await at_least(load, 20)
+        await until_replicated(left[0], "stock", 3, TOKEN)
+        await asyncio.to_thread(cable.pull)
+        minority = asyncio.to_thread(cable.at, "right", lambda: run(refused()))
+        await asyncio.gather(minority, at_least(load, len(load.kept) + 20))
+        await asyncio.to_thread(cable.plug_in)
+        await until_replicated(left[0], "stock", 3, TOKEN)
+        await at_least(load, len(load.kept) + 20)
+        load.stopped = True
+        await asyncio.gather(*tasks)
+        load.check()
+        async with queue_client(left[1], TOKEN) as client:
+            source = client.source("shop", bytes(8))
+            source.chain = chains
+            sent = await source.post(late)
+            while sent.code == "unavailable":
+                await asyncio.sleep(0.1)
+                sent = await source.post(late)
+            assert sent.state == "kept"
+            assert (await until_replicated(left[1], "late", 3, TOKEN))["depth"] == 1
+
+    cable.at("left", lambda: run(test()))
 
 
 def test_all_brokers_are_killed_at_once_and_what_was_kept_is_there_again(brokers: Brokers) -> None:
@@ -216,6 +298,22 @@ def test_a_broker_that_falls_silent_is_replaced_and_finds_out_when_it_wakes(brok
     run(test())
 
 
+async def closest_brokers(network: list[BrokerProcess], inboxes: list[str]) -> dict[str, str]:
+    """Whose node id is closest to the middle of each inbox's arc (spec Q2)."""
+    nodes: dict[str, int] = {}
+    for broker in network:
+        async with queue_client(broker.address) as client:
+            nodes[broker.name] = int((await client.request("status"))["ring"]["node"], 16)
+    arcs, whole = QueueConfig().arcs, 1 << 128
+    closest: dict[str, str] = {}
+    for inbox in inboxes:
+        arc = int.from_bytes(key_of(inbox), "big") * arcs // whole
+        middle = (2 * arc + 1) * whole // (2 * arcs)
+        ways = {name: abs(node - middle) for name, node in nodes.items()}
+        _, closest[inbox] = min((min(way, whole - way), name) for name, way in ways.items())
+    return closest
+
+
 def test_a_broker_that_joins_takes_its_share(brokers: Brokers) -> None:
     """Spec Q9: replicas move to the new set, and those who left it drop theirs."""
     network = mesh(brokers, 3)
@@ -228,11 +326,12 @@ def test_a_broker_that_joins_takes_its_share(brokers: Brokers) -> None:
                 assert await shop.send(f"inbox-{n}", b"m") == "kept"
             network.append(brokers.start("b4", network[0].address))
             await linked(*network)
+            closest = await closest_brokers(network, [f"inbox-{n}" for n in range(40)])
             async with asyncio.timeout(60):
                 while True:
                     rows = (await client.request("queues"))["queues"]
                     complete = len(rows) == 40 and all(len(row["replicas"]) == 3 for row in rows)
-                    if complete and {row["responsible"] for row in rows} == {b.name for b in network}:
+                    if complete and {row["inbox"]: row["responsible"] for row in rows} == closest:
                         break
                     await asyncio.sleep(0.1)
             assert all(row["depth"] == 1 for row in rows)
@@ -302,13 +401,74 @@ def test_two_networks_that_are_linked_later_become_one(brokers: Brokers) -> None
     run(test())
 
 
-def mesh(brokers: Brokers, count: int) -> list[BrokerProcess]:
+LITTLE_MEMORY = '[queues]\nmemory_bytes = "2 MiB"\n'
+COUNT, BODY_BYTES = 1_000, 50_000  # 50 MB in all
+TOGETHER = 10  # messages on their way at once: what is on its way takes memory of its own
+MOST_GROWTH = 25 * MIB
+
+
+def body(number: int) -> bytes:
+    return (b"%06d" % number) * (BODY_BYTES // 6)
+
+
+def test_an_inbox_of_many_times_the_memory_outlives_its_brokers(brokers: Brokers) -> None:
+    """50 MB for an absent receiver at brokers with room for 2 MiB: they do not grow with it. The responsible
+    one is killed and gets a copy when it is back; the next one is killed in the midst of delivery. All comes
+    once and in order."""
+    network = mesh(brokers, 3, extra=configured(brokers.folder, LITTLE_MEMORY))
+    by_name = {broker.name: broker for broker in network}
+    addresses = ",".join(broker.address for broker in network)
+
+    async def restart_responsible() -> None:
+        row = await until_replicated(network[0].address, "stock", 3)
+        victim = by_name[row["responsible"]]
+        victim.kill()
+        await until_replicated(next(each.address for each in network if each.running), "stock", 2)
+        victim.start()
+        await until_replicated(network[0].address, "stock", 3)
+
+    async def test() -> None:
+        await linked(*network)
+        async with postroad.connect(addresses) as client:
+            shop = client.application("shop")
+            await shop.send("stock", body(0))
+            await until_replicated(network[0].address, "stock", 3)
+            before = {broker.name: broker.resident_bytes for broker in network}
+            for first in range(1, COUNT, TOGETHER):
+                numbers = range(first, min(first + TOGETHER, COUNT))
+                await shop.send_many(("stock", body(number)) for number in numbers)
+            grown = {broker.name: broker.resident_bytes - before[broker.name] for broker in network}
+            assert max(grown.values()) < MOST_GROWTH, grown
+            await restart_responsible()
+            got: list[int] = []
+            killing: asyncio.Future[None] | None = None
+            async with client.application("stock").inbox() as inbox:
+                while len(got) < COUNT:
+                    async with asyncio.timeout(60):
+                        message = await anext(inbox)
+                        try:
+                            await message.accept()
+                        except postroad.TakenError:
+                            continue
+                    number = int(message.payload[:6])
+                    assert message.payload == body(number)
+                    got.append(number)
+                    if len(got) == COUNT // 3:
+                        killing = asyncio.ensure_future(restart_responsible())
+            assert killing is not None
+            await killing
+            assert got == list(range(COUNT))
+
+    run(test())
+
+
+def mesh(brokers: Brokers, count: int, extra: tuple[str, ...] = ()) -> list[BrokerProcess]:
     """Every broker is linked with every other, so that the overlay is whole whoever dies."""
     network: list[BrokerProcess] = []
     for number in range(1, count + 1):
         name = f"b{number}"
         links = tuple(broker.address for broker in network)
-        broker = BrokerProcess(name, brokers.folder / name, links, address=free_address())
+        broker = BrokerProcess(name, brokers.folder / name, links, extra, address=free_address())
         brokers.all.append(broker)
         network.append(broker.start())
     return network

@@ -14,6 +14,7 @@ from tests.worlds.processes import SOURCE, wait_until
 
 from postroad.cli import main
 from postroad.sim import runs
+from postroad.sim.queue_scenario import QueueOutcome
 from postroad.sim.scenario import Outcome
 
 HOLDS = Outcome(
@@ -104,6 +105,28 @@ def test_for_a_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert main(["sim", "--for", "10m", "--seeds", "2"]) == 2
     assert main(["sim", "--for", "soon"]) == 2
     assert "such as" in capsys.readouterr().err
+
+
+def test_worlds_of_queues(capsys: pytest.CaptureFixture[str]) -> None:
+    """A real one; and one whose rule does not hold says how to replay it."""
+    assert main(["sim", "--queues", "--seed", "2", "--minutes", "0.1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("seed 2 holds: queues, ")
+    assert main(["sim", "--queues", "--seed", "2", "--shared"]) == 2
+    assert "no --shared" in capsys.readouterr().err
+
+
+def test_a_world_of_queues_that_violates_a_rule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = QueueOutcome(
+        seed=3, minutes=0.5, brokers=2, kept=5, accepted=4, views=6, rule="lost", text="one is missing"
+    )
+    monkeypatch.setattr(runs, "run_queue_seed", lambda _seed, _minutes: outcome)
+    assert main(["sim", "--queues", "--seed", "3", "--minutes", "0.5"]) == 1
+    out = capsys.readouterr().out
+    assert "seed 3 violates lost: queues, 2 brokers, 5 messages kept, 4 accepted, 6 views, 0 faults" in out
+    assert out.endswith("lost: one is missing\nreplay: postroad sim --seed 3 --minutes 0.5 --queues\n")
 
 
 def test_seeds_side_by_side_are_the_runs_one_by_one() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
+from tests.worlds.queue_networks import QueueNetwork, address_of
 
 from postroad.ids import queue_message_id
-from postroad.queues import inbox, views
+from postroad.queues import inbox, serving, views
+from postroad.queues.arcs import Arcs
+from postroad.queues.bodies import Bodies
 from postroad.queues.inbox import Accept, Answer, Inboxes, Message
 from postroad.queues.settings import QueueConfig
+from postroad.seam.storage import LogStream, ReadDone, StreamKind
+from postroad.seam.turn import Turn
+from postroad.sim.judge.queues import QueueLedger
+from postroad.sim.people.queue_users import QueueSource
 from postroad.sim.queue_scenario import QueueOutcome, QueueScenario
 from postroad.tracking.query.trace import Trace
+from postroad.units import KIB, SECOND_US
 
 SEEDS = (2, 4, 5, 7, 8)
 
@@ -26,6 +35,7 @@ FOUND = (
     (52, 25),  # two networks met: a broker that is no elector stayed in the chain that was taken in
     (125, 35),  # answers to two consumers of one inbox crossed: the judge took that for a wrong order
     (135, 35),  # after a cut that links survived, the ring stayed two
+    (22, 35),  # a consumer that came back while it was given up was never served again
 )
 
 
@@ -42,7 +52,7 @@ def test_every_rule_holds(seed: int) -> None:
 
 @pytest.mark.parametrize(("seed", "seconds"), FOUND)
 def test_what_was_found_stays_repaired(seed: int, seconds: int) -> None:
-    outcome = run(seed, seconds)
+    outcome = QueueScenario(seed=seed, seconds=seconds, wandering=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 
 
@@ -51,6 +61,60 @@ def test_what_was_found_stays_repaired(seed: int, seconds: int) -> None:
 def test_every_rule_holds_in_many_worlds(seed: int) -> None:
     outcome = run(seed, 60)
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+
+
+def test_bodies_that_memory_has_no_room_for_are_on_disk_and_come_back() -> None:
+    scenario = QueueScenario(seed=4, seconds=25)
+    assert scenario.config.memory_bytes < KIB
+    outcome = scenario.run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert outcome.kept == outcome.accepted > 0
+    assert outcome.spilled > 0
+
+
+@pytest.mark.parametrize("seed", [4, 21])
+def test_a_broker_that_cannot_read_a_body_hands_its_arc_over(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first read of bodies at each broker fails; those replicas are not read while others are whole."""
+    read, doubt = Bodies._was_read, Arcs.doubt
+    failed: set[Bodies] = set()
+    doubted: list[int] = []
+
+    def fail_once(self: Bodies, arc: int, tick: int, turn: Turn, done: ReadDone) -> None:
+        if self not in failed:
+            failed.add(self)
+            done = dataclasses.replace(done, records=())
+        read(self, arc, tick, turn, done)
+
+    def note(self: Arcs, turn: Turn, arc: int) -> None:
+        doubted.append(arc)
+        doubt(self, turn, arc)
+
+    monkeypatch.setattr(Bodies, "_was_read", fail_once)
+    monkeypatch.setattr(Arcs, "doubt", note)
+    monkeypatch.setattr(QueueScenario, "_memory_bytes", lambda _self: KIB)
+    outcome = run(seed, 20, faults=False)
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert doubted
+
+
+def test_a_start_that_misses_bodies_begins_its_replica_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = Arcs._bodies_checked
+    replicas: list[int] = []
+
+    def damaged(self: Arcs, index: int, turn: Turn, done: ReadDone) -> None:
+        loading = self._loading[index]
+        if not replicas:
+            done = dataclasses.replace(done, records=done.records[1:])
+        checked(self, index, turn, done)
+        assert loading.arc is not None
+        replicas.append(len(loading.arc.machine.snapshot()))
+
+    monkeypatch.setattr(Arcs, "_bodies_checked", damaged)
+    outcome = run(22, 35)
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert replicas[0] < min(replicas[1:]), "the first one began anew, without a message"
 
 
 # A judge that sees nothing would find every world in order: break the core, and it must say so.
@@ -89,6 +153,23 @@ def test_the_judge_sees_a_message_that_passes_another(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Inboxes, "_accept", hasty)
     monkeypatch.setattr(Inboxes, "ready", backwards)
     assert run(4, 20, faults=False).rule == "order"
+
+
+def test_the_judge_sees_a_body_that_is_not_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(message: Message, record: bytes) -> Message:
+        return real(message, record[1:])
+
+    real = inbox.with_body
+    monkeypatch.setattr(serving, "with_body", careless)
+    assert run(4, 25).rule == "answer"
+
+
+def test_the_judge_sees_bodies_that_are_chopped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Bodies, turn: Turn, arc: int, _oldest: int) -> None:
+        turn.chop(LogStream(StreamKind.BODIES, arc), self._tails.get(arc, 0))
+
+    monkeypatch.setattr(Bodies, "chop", hasty)
+    assert {run(seed, 35).rule for seed in (4, 22)} & {"lost", "order", "kept"}
 
 
 def test_the_judge_sees_a_message_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +257,25 @@ def test_every_accepted_message_has_a_way_from_its_sender_to_its_consumer() -> N
             assert receiver.subscriber.startswith("inbox")
             lengths.add(len(steps))
     assert max(lengths) == 3
+
+
+def test_metrics_say_since_when_the_oldest_message_waits() -> None:
+    network = QueueNetwork({"a": ()}, arcs=1)
+    network.start("a")
+    source = QueueSource(
+        network.world,
+        network.network,
+        "shop",
+        [address_of("a")],
+        inboxes=["stock"],
+        pause_us=3_600 * SECOND_US,
+        ledger=QueueLedger(),
+    )
+    network.run(SECOND_US)
+    assert network.broker("a").metrics()["queue_oldest_timestamp_seconds"] == 0
+    sent_us = network.world.now_us
+    for _ in range(2):
+        source.send()
+        network.run(5 * SECOND_US)
+    assert network.broker("a").metrics()["queue_depth"] == 2
+    assert network.broker("a").metrics()["queue_oldest_timestamp_seconds"] == sent_us // SECOND_US

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError
+from postroad.queues.arc_state import ArcState, Machine, Settings
 from postroad.queues.messages import (
     CLOSED,
     STARTED,
@@ -27,6 +28,7 @@ from postroad.queues.messages import (
     Busy,
     Chain,
     Fetch,
+    Gather,
     Installed,
     Kept,
     Know,
@@ -52,7 +54,7 @@ from postroad.queues.messages import (
     decode,
     encode,
 )
-from postroad.queues.views import Arc, Machine, Settings
+from postroad.queues.views import Arc
 
 A, B, C, D = b"A", b"B", b"C", b"D"
 PATIENT = Settings(
@@ -123,6 +125,7 @@ class Station:
     __slots__ = (
         "arc",
         "boot",
+        "gathers",
         "kind",
         "log",
         "machine",
@@ -144,6 +147,7 @@ class Station:
         self.row: Row | None = None
         self.log: tuple[Record, ...] = ()
         self.pending: tuple[Save | Append, ...] = ()  # asked for and not durable
+        self.gathers: list[Gather] | None = None  # copies whose bodies are on their way; None: they are here
         self.sent: list[tuple[Node, Message]] = []
         self.told: list[Told] = []
         self.arc: Arc | None = Arc(me, self.boot, settings, machine())
@@ -210,6 +214,12 @@ class Station:
                     self._perform(self.core.take())
                 else:
                     self.sent.append((output.to, output.message))
+            elif isinstance(output, Gather):
+                if self.gathers is None:
+                    self.core.gathered(output, output.state, self.now_us)
+                    self._perform(self.core.take())
+                else:
+                    self.gathers.append(output)
             elif isinstance(output, Tell):
                 self.told.append(output.told)
             else:
@@ -455,7 +465,7 @@ class Explorer:
             settings = replace(PATIENT, tail_bytes=world.tail_bytes)
             station.slow, station.kind, station.settings = world.slow, kind, settings
             twin = kind.__new__(kind)
-            for slot in Arc.__slots__:
+            for slot in ArcState.__slots__:
                 setattr(twin, slot, getattr(station.core, slot))
             twin.settings, twin.round, twin.now_us, twin.resend_at = settings, 0, 0, None
             station.arc = twin

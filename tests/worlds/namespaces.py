@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -9,12 +10,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import pytest
 
+Result = TypeVar("Result")
+
 COUNTER = itertools.count()
 SECONDS = 30
+LIBC = ctypes.CDLL(None, use_errno=True)
+NETWORK = 0x40000000  # CLONE_NEWNET
 WIRES = Path(__file__).with_name("wires.py")
 
 
@@ -83,6 +90,43 @@ class Hub:
         for space in self.sites.values():
             space.close()
         self._centre.close()
+
+
+class Cable:
+    """Two namespaces, `left` and `right`, and a cable between them that can be pulled: nobody is told."""
+
+    hosts: ClassVar = {"left": "10.74.21.1", "right": "10.74.21.2"}
+
+    def __init__(self) -> None:
+        self.sides = {side: Namespace() for side in self.hosts}
+        left, right = (self.sides[side].name for side in ("left", "right"))
+        ip("-n", left, "link", "add", "left", "type", "veth", "peer", "name", "right")
+        ip("-n", left, "link", "set", "right", "netns", right)
+        for side, host in self.hosts.items():
+            ip("-n", self.sides[side].name, "address", "add", f"{host}/24", "dev", side)
+            ip("-n", self.sides[side].name, "link", "set", side, "up")
+
+    def pull(self) -> None:
+        ip("-n", self.sides["left"].name, "link", "set", "left", "down")
+
+    def plug_in(self) -> None:
+        ip("-n", self.sides["left"].name, "link", "set", "left", "up")
+
+    def at(self, side: str, act: Callable[[], Result]) -> Result:
+        """Do this on one side, in a thread of its own: its sockets are there, and what it starts."""
+
+        def enter() -> Result:
+            with Path("/var/run/netns", self.sides[side].name).open() as file:
+                if LIBC.setns(file.fileno(), NETWORK) != 0:
+                    raise OSError(ctypes.get_errno(), "this thread cannot enter a network namespace")
+            return act()
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(enter).result()
+
+    def close(self) -> None:
+        for space in self.sides.values():
+            space.close()
 
 
 def need_namespaces() -> None:

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from postroad.wire import frames
 from postroad.wire.frames import DEFAULT_LIMITS, Message, Posting, QueueMessage, Splitter
 
@@ -165,6 +167,34 @@ class Source:
         together: bool = False,
         confirm: bool = False,
     ) -> frames.Sent:
+        """Transactional messages name the chain of their inbox, for which a broker is asked first."""
+        if form == "transactional":
+            for posting in postings:
+                refused = await self._learn_chain(posting)
+                if refused is not None:
+                    return refused
+            postings = tuple(
+                replace(posting, chain=posting.chain or self.chain[posting.inbox]) for posting in postings
+            )
+        return await self.post_as_it_is(*postings, form=form, together=together, confirm=confirm)
+
+    async def _learn_chain(self, posting: Posting) -> frames.Sent | None:
+        """None, or why there is none to learn."""
+        while posting.inbox not in self.chain and not posting.chain:
+            sent = await self.post_as_it_is(posting)
+            if sent.chain:
+                self.chain[posting.inbox] = sent.chain
+            elif sent.code != "unavailable":
+                return sent
+        return None
+
+    async def post_as_it_is(
+        self,
+        *postings: Posting,
+        form: str = "transactional",
+        together: bool = False,
+        confirm: bool = False,
+    ) -> frames.Sent:
         message = frames.Send(
             number=next(self._numbers),
             source=self.name,
@@ -174,10 +204,7 @@ class Source:
             together=together,
             confirm=confirm,
         )
-        sent = await self.client.send_frame(message)
-        if sent.chain and len({posting.inbox for posting in postings}) == 1:
-            self.chain[postings[0].inbox] = sent.chain
-        return sent
+        return await self.client.send_frame(message)
 
     async def send(self, inbox: str, payload: bytes, *, form: str = "transactional", **options: Any) -> str:
         """The state that the broker answers, or its code. One that is not known is sent again."""

@@ -72,6 +72,30 @@ class PostroadSender(Sender):
         self._number = 0
         self._splitter = Splitter(MIB, handshake=False)
         self._replies: dict[int, str] = {}
+        self._chain = self._ask_chain()
+
+    def _ask_chain(self) -> bytes:
+        """Transactional messages name the chain that they are first sent in: one without it is not taken."""
+        probe = Posting(inbox=self.queue, id=self.last, after=0, payload=b"")
+        send = frames.Send(
+            number=1, source="bench", session=self.session, form="transactional", messages=(probe,)
+        )
+        deadline = time.monotonic() + READY_S
+        self.socket.settimeout(READY_S)
+        while time.monotonic() < deadline:
+            self.socket.sendall(frames.encode(send))
+            answer: frames.Sent | None = None
+            while answer is None:
+                data = self.socket.recv(65536)
+                if not data:
+                    raise UnavailableError("the broker closed the connection")
+                for frame in self._splitter.feed(data):
+                    message = frames.decode(frame)
+                    answer = message if isinstance(message, frames.Sent) else answer
+            if answer.chain:
+                return answer.chain
+            time.sleep(ANSWER_S)
+        raise UnavailableError(f"no broker answers for {self.queue!r}")
 
     def packet(self, count: int) -> bytes:
         made = b""
@@ -80,7 +104,7 @@ class PostroadSender(Sender):
             messages = []
             for _ in range(some):
                 self.last += 1
-                messages.append(Posting(inbox=self.queue, id=self.last, after=self._before, payload=PAYLOAD))
+                messages.append(self._posting(self._before))
                 self._before = self.last
             made += self._frame(tuple(messages))
             count -= some
@@ -99,7 +123,10 @@ class PostroadSender(Sender):
         return frames.encode(send)
 
     def repeat(self) -> bytes:
-        return self._frame((Posting(inbox=self.queue, id=self.last, after=0, payload=PAYLOAD),))
+        return self._frame((self._posting(0),))
+
+    def _posting(self, after: int) -> Posting:
+        return Posting(inbox=self.queue, id=self.last, after=after, payload=PAYLOAD, chain=self._chain)
 
     def feed(self, data: bytes) -> int:
         done = 0

@@ -6,6 +6,11 @@ is sent again under the same id after every lost connection, and after a pause w
 order there, so while one waits, those behind it wait too; other lanes go on. Each names the one before it
 (`after`) that was not given up.
 
+A transactional message names its *chain*, since two networks that were founded apart may meet, and then it
+must be known in which one an id was sent first (spec, responsibility 9). The first message of a lane is sent
+without one: the broker does not take it, and answers with the chain. From then on the lane stays with that
+chain, wherever the client goes: another network refuses its messages until the two are one.
+
 Without an answer for `patience_us` a parcel is given up, and whoever waits for it is told what is known:
 never sent, full all the time, or outcome unknown. With `confirm` a kept parcel stays until it is delivered.
 """
@@ -57,7 +62,8 @@ class Lane:
     unkept: int = 0  # parcels
     last: int = 0  # the transactional id that was added last
     dropped: dict[int, int] = field(default_factory=dict)  # ids given up -> the id before each
-    chain: bytes = b""
+    chain: bytes = b""  # that its transactional messages are first sent in; b"": nobody said so yet
+    asking: bool = False  # a message is on its way that is answered with the chain
     pause_us: int = 0
     resume_us: int = 0  # nothing is sent before
 
@@ -99,6 +105,11 @@ class Parcel:
     def ordered(self) -> bool:
         return self.form == "transactional"
 
+    @property
+    def named(self) -> bool:
+        """Whether a broker that gets it may keep it."""
+        return not self.ordered or all(lane.chain for lane in self.lanes)
+
 
 class Sender:
     """All that the applications of one client send."""
@@ -138,6 +149,8 @@ class Sender:
         self._flights.clear()
         self._unanswered.clear()
         self._last_number = 0
+        for lane in self._lanes.values():
+            lane.asking = False
         self._waiting = dict(sorted({**self._unkept, **self._confirming}.items()))
 
     # --- the application's side
@@ -246,10 +259,14 @@ class Sender:
         chosen: list[Parcel] = []
         blocked: set[Lane] = set()
         for parcel in self._waiting.values():
-            if any(lane in blocked or lane.resume_us > now_us for lane in parcel.lanes):
+            if any(lane in blocked or lane.asking or lane.resume_us > now_us for lane in parcel.lanes):
                 blocked.update(parcel.lanes if parcel.ordered else ())
-            else:
-                chosen.append(parcel)
+                continue
+            chosen.append(parcel)
+            if not parcel.named:
+                blocked.update(parcel.lanes)
+                for lane in parcel.lanes:
+                    lane.asking = not lane.chain
         sends: list[wire.Send] = []
         effects: list[Effect] = []
         for parcels in _shared(chosen):
@@ -267,7 +284,7 @@ class Sender:
         self._last_number = self._last_number % (_NUMBERS - 1) + 1
         messages: list[Posting] = []
         for parcel in parcels:
-            parcel.sent = True
+            parcel.sent = parcel.sent or parcel.named
             del self._waiting[parcel.ordinal]
             for place, (posting, lane) in enumerate(zip(parcel.postings, parcel.lanes, strict=True)):
                 # The chain of the first time stays with the id; what it comes after may be given up since.
@@ -330,9 +347,7 @@ class Sender:
         for parcel, place in places:
             lane = parcel.lanes[place]
             lane.pause_us = lane.resume_us = 0
-            lane.chain = chain or lane.chain
-            if chain and parcel.confirm:  # it may be sent again
-                parcel.postings[place] = replace(parcel.postings[place], chain=chain)
+            self._learn(parcel, place, chain)
             if not parcel.kept and parcel.ordinal in self._unkept:
                 parcel.kept = True
                 done.append(parcel)
@@ -341,6 +356,16 @@ class Sender:
             if parcel.confirm:
                 self._confirming[parcel.ordinal] = parcel
         return [Kept(ordinals=tuple(parcel.ordinal for parcel in done))] if done else []
+
+    @staticmethod
+    def _learn(parcel: Parcel, place: int, chain: bytes) -> None:
+        """The chain of the first time stays: with the id, and of transactional messages with the lane."""
+        lane, posting = parcel.lanes[place], parcel.postings[place]
+        lane.asking = False
+        if chain and not posting.chain:
+            parcel.postings[place] = replace(posting, chain=lane.chain or chain)
+        if chain and parcel.ordered and not lane.chain:
+            lane.chain = chain
 
     def _delivered(self, places: list[tuple[Parcel, int]]) -> list[Effect]:
         done: list[int] = []
@@ -356,13 +381,15 @@ class Sender:
     ) -> list[Effect]:
         for parcel, place in places:
             lane = parcel.lanes[place]
-            if chain:
-                parcel.postings[place] = replace(parcel.postings[place], chain=chain)
-                lane.chain = chain
+            asked = not parcel.named
+            self._learn(parcel, place, chain)
+            if asked and chain and not parcel.named:
+                continue  # the chains of its other inboxes are still to come
             if parcel.ordinal in self._unkept or parcel.ordinal in self._confirming:
-                parcel.refused = error
                 self._waiting[parcel.ordinal] = parcel
-            if lane.resume_us <= now_us:
+                if not asked:
+                    parcel.refused = error
+            if lane.resume_us <= now_us and not (asked and chain):
                 lane.pause_us = min(max(2 * lane.pause_us, PAUSE_US), MAX_PAUSE_US)
                 lane.resume_us = now_us + lane.pause_us
         self._waiting = dict(sorted(self._waiting.items()))
@@ -375,6 +402,7 @@ class Sender:
             self._waiting.pop(parcel.ordinal, None)
             if parcel.ordered:
                 for posting, lane in zip(parcel.postings, parcel.lanes, strict=True):
+                    lane.asking = False
                     lane.dropped[posting.id] = posting.after
         self._settle(gone)
         return [Refused(ordinals=tuple(parcel.ordinal for parcel in gone), error=error)] if gone else []
@@ -398,7 +426,11 @@ class Sender:
         times = [] if oldest is None else [oldest.added_us + self._patience_us]
         if self.open:
             times += [
-                lane.resume_us for parcel in self._waiting.values() for lane in parcel.lanes if lane.resume_us
+                lane.resume_us
+                for parcel in self._waiting.values()
+                if not any(lane.asking for lane in parcel.lanes)
+                for lane in parcel.lanes
+                if lane.resume_us
             ]
         return min(times, default=None)
 
@@ -447,6 +479,7 @@ def _shared(parcels: list[Parcel]) -> list[list[Parcel]]:
             and not parcel.together
             and first.session is parcel.session
             and (first.form, first.reliable, first.confirm) == (parcel.form, parcel.reliable, parcel.confirm)
+            and first.named == parcel.named
             and len(shared[-1]) < MAX_TOGETHER
             and size + parcel.size <= MAX_BODY_BYTES
         )

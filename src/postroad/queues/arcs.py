@@ -9,6 +9,10 @@ A log stream per arc holds the records of its replica. A state may be larger tha
 record is written in pieces; the first byte says whether more follow. If the log cannot be written, the whole
 state is written anew once it can: what is in memory is ahead of the disk then, and nothing was promised.
 
+Another stream per arc holds bodies that memory has no room for (`bodies`). A state that came from another
+broker refers to its stream: the records are asked for one by one, and appended here, before the core is told
+that the state is whole. A start looks whether all records that its state refers to can be read.
+
 **Founding** (responsibility 9). A broker that was told of nobody founds the chains of all arcs. One that was
 told of others asks all that the overlay knows whether they know any chain; where none does, the one with the
 lowest id founds. `founder` is saved first, so that a start that follows a crash goes on with it.
@@ -26,9 +30,25 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PeerError, PostroadError
-from postroad.queues.inbox import Inboxes, Limits, Operation
+from postroad.queues.arc_state import Settings
+from postroad.queues.bodies import Bodies
+from postroad.queues.inbox import (
+    Inboxes,
+    Limits,
+    Operation,
+    Snapshot,
+    Stored,
+    decode_snapshot,
+    extents_of,
+    oldest_of,
+    relocate,
+    with_body,
+)
 from postroad.queues.messages import (
+    CLOSED,
+    STARTED,
     Append,
+    Gather,
     Kept,
     Know,
     Mark,
@@ -40,12 +60,17 @@ from postroad.queues.messages import (
     Row,
     Save,
     Send,
+    State,
     Stopped,
     Tell,
     View,
+    Want,
+    decode_state,
+    encode,
 )
-from postroad.queues.views import Arc, Settings
-from postroad.seam.storage import LogStream, ReadDone, StreamEnd, StreamKind
+from postroad.queues.messages import Bodies as BodiesMessage
+from postroad.queues.views import Arc
+from postroad.seam.storage import MAX_TICK, LogStream, ReadDone, StreamEnd, StreamKind
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import MIB, SECOND_US
@@ -55,6 +80,8 @@ FOUNDER: Final = b"founder"  # the row that says that this broker founds
 PIECE_BYTES: Final = 4 * MIB  # of a record of the log
 READ_BYTES: Final = 16 * MIB
 RETRY_US: Final = SECOND_US  # after which a disk that failed is tried again
+RESEND_US: Final = SECOND_US // 2  # after which a record of bodies is asked for again
+CHECK_BYTES: Final = 4 * MIB  # of bodies that a start reads at once
 MAX_REMEMBERED: Final = 10_000  # names whose arc is known without a hash
 MAX_STEPS: Final = 64  # of one arc in one turn, before others have theirs
 _DRAWS: Final = 1 << 32
@@ -72,6 +99,20 @@ def key_of(name: str) -> bytes:
 
 
 @dataclass(slots=True)
+class _Gathering:
+    """A state that came from another broker, and the records of bodies there that it refers to."""
+
+    output: Gather
+    state: State
+    snapshot: Snapshot
+    lengths: dict[int, int]  # record -> its least length, in order
+    inline: bool  # the bodies go into the state
+    records: dict[int, bytes] = field(default_factory=dict)  # of these
+    awaited: int = 0  # the record that was asked for
+    again_us: int | None = None  # when it is asked for again; None: it is being written
+
+
+@dataclass(slots=True)
 class _Hosted:
     """An arc's core and what is under way for it."""
 
@@ -82,17 +123,23 @@ class _Hosted:
     unlogged: bool = False  # the log lacks something that is in memory
     retry_us: int | None = None
     retry: Save | None = None
+    gathering: _Gathering | None = None
+    received: dict[tuple[Node, int], int] = field(default_factory=dict)  # records of others -> here, since
+    # the last start: a later view need not ask for them again
+    doubted: bool = False  # something of it could not be read
 
 
 @dataclass(slots=True)
 class _Loading:
-    """An arc whose log is being read."""
+    """An arc whose log is being read, and then the bodies that its state refers to."""
 
     end: StreamEnd
     position: int
     pieces: list[bytes] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     valid: bool = False  # the records begin with a mark, and none is missing since
+    arc: Arc | None = None  # once the log was read
+    unseen: dict[int, None] = field(default_factory=dict)  # records of bodies that are to be read, in order
 
 
 class Arcs:
@@ -111,6 +158,7 @@ class Arcs:
         count: int,
         settings: Settings,
         limits: Limits,
+        memory_bytes: int,
         streams: Mapping[LogStream, StreamEnd] | None,
         draw: Callable[[int], int],
         say: Callable[[Turn, Node, int, Message], None],
@@ -124,6 +172,9 @@ class Arcs:
         self._say, self._kept, self._moved, self._stopped = say, kept, moved, stopped
         self._woken = woken
         self._disk = streams is not None
+        self.bodies = Bodies(
+            limit=memory_bytes, pinned_bytes=settings.log_bytes, streams=streams or {}, woken=woken
+        )
         self._hosted: dict[int, _Hosted] = {}
         self._indices: dict[str, int] = {}  # what `index` answered
         self._loading: dict[int, _Loading] = {}
@@ -163,9 +214,7 @@ class Arcs:
         return None if hosted is None else hosted.arc.view
 
     def machine(self, index: int) -> Inboxes:
-        machine = self._hosted[index].arc.machine
-        assert isinstance(machine, Inboxes)
-        return machine
+        return _machine(self._hosted[index].arc)
 
     def serves(self, index: int) -> bool:
         hosted = self._hosted.get(index)
@@ -187,18 +236,20 @@ class Arcs:
 
     def _start(self, turn: Turn) -> None:
         for index in [index for index in self._rows if index not in self._loading and index < self.count]:
-            self._host(turn, index, ())
+            self._host(turn, index, self._make(index, ()))
         for index in list(self._loading):
             self._read_on(turn, index)
 
     def _read_on(self, turn: Turn, index: int) -> None:
         loading = self._loading[index]
         if loading.position >= loading.end.last:
-            del self._loading[index]
             valid = loading.valid and not loading.end.suspect
             if not valid and loading.end.last > loading.end.chopped:
                 turn.note("warning", f"the log of arc {index} cannot be read: its replica begins anew")
-            self._host(turn, index, loading.records if valid else (), loading.end.last)
+            loading.arc = self._make(index, loading.records if valid else ())
+            loading.records = []
+            loading.unseen = dict.fromkeys(sorted(_machine(loading.arc).live))
+            self._check_bodies(turn, index)
             return
         stream = LogStream(StreamKind.QUEUES, index)
         then = partial(self._was_read, index)
@@ -230,9 +281,34 @@ class Arcs:
                 loading.records.clear()
         self._read_on(turn, index)
 
-    def _host(self, turn: Turn, index: int, records: Iterable[Record] = (), tail: int = 0) -> _Hosted:
-        row = self._rows.pop(index, None)
-        arc = Arc(self.me, self._boot, self._settings, Inboxes(self._limits), row, records)
+    def _check_bodies(self, turn: Turn, index: int) -> None:
+        """Read what is left to be read of the bodies that the state refers to: they may be damaged."""
+        loading = self._loading[index]
+        if loading.unseen:
+            first, last = next(iter(loading.unseen)), next(reversed(loading.unseen))
+            stream, then = LogStream(StreamKind.BODIES, index), partial(self._bodies_checked, index)
+            turn.read(stream, first - 1, last, CHECK_BYTES, then=then)
+            return
+        assert loading.arc is not None
+        del self._loading[index]
+        self._host(turn, index, loading.arc, loading.end.last)
+
+    def _bodies_checked(self, index: int, turn: Turn, done: ReadDone) -> None:
+        loading = self._loading[index]
+        for _, last, _data in done.records:
+            loading.unseen.pop(last, None)
+        reached = done.records[-1][1] if done.more else MAX_TICK
+        if any(tick <= reached for tick in loading.unseen):
+            turn.note("warning", f"bodies of arc {index} cannot be read: its replica begins anew")
+            loading.arc, loading.unseen = self._make(index, ()), {}
+        self._check_bodies(turn, index)
+
+    def _make(self, index: int, records: Iterable[Record]) -> Arc:
+        row = self._rows.get(index)
+        return Arc(self.me, self._boot, self._settings, Inboxes(self._limits), row, records)
+
+    def _host(self, turn: Turn, index: int, arc: Arc, tail: int = 0) -> _Hosted:
+        self._rows.pop(index, None)
         hosted = self._hosted[index] = _Hosted(arc, tail)
         arc.now_us = turn.now_us
         if self._candidates is not None:
@@ -244,7 +320,7 @@ class Arcs:
         """The arc, made if nobody spoke of it before; None while its log is being read."""
         hosted = self._hosted.get(index)
         if hosted is None and index not in self._loading:
-            hosted = self._host(turn, index)
+            hosted = self._host(turn, index, self._make(index, ()))
         return hosted
 
     # ---- what happens to arcs
@@ -253,7 +329,14 @@ class Arcs:
         if not 0 <= index < self.count:
             raise PeerError(f"arc {index}: this network has {self.count}; all brokers are configured alike")
         hosted = self._open(turn, index)
-        if hosted is not None:
+        if hosted is None:
+            return
+        if isinstance(message, Want):
+            tick = message.tick
+            self.bodies.load(turn, index, tick, partial(self._send_bodies, sender, index, tick))
+        elif isinstance(message, BodiesMessage):
+            self._take_bodies(turn, sender, index, hosted, message)
+        else:
             hosted.arc.receive(sender, message, turn.now_us)
             self._run(turn, index, hosted)
 
@@ -310,6 +393,10 @@ class Arcs:
     def _run(self, turn: Turn, index: int, hosted: _Hosted) -> None:
         """Do what the core asks for, in its order, and what follows at once from that."""
         self._stirred.add(index)
+        machine = _machine(hosted.arc)
+        # Bodies that are not needed any more are in the log in vain: the next mark lets them go.
+        hosted.arc.log_bytes += machine.freed
+        machine.freed = 0
         hosted.queue.extend(hosted.arc.take())
         while hosted.queue and not hosted.saving:
             output = hosted.queue.popleft()
@@ -323,6 +410,8 @@ class Arcs:
                 self._tell(turn, index, output)
             elif isinstance(output, Save):
                 self._save(turn, index, hosted, output)
+            elif isinstance(output, Gather):
+                self._gather(turn, index, hosted, output)
             else:
                 self._append(turn, index, hosted, output)
 
@@ -334,6 +423,8 @@ class Arcs:
             self._stopped(turn, index)
         elif isinstance(told, Moved):
             self._counters["queue_views_total"] += 1
+            if told.view.stage == STARTED:
+                self._hosted[index].received.clear()
             self._moved(turn, index, told.view)
 
     def _save(self, turn: Turn, index: int, hosted: _Hosted, output: Save) -> None:
@@ -364,17 +455,23 @@ class Arcs:
             return  # all of the state is written soon, and says the same
         data = _ENCODER.encode(output.records)
         stream = LogStream(StreamKind.QUEUES, index)
-        before = hosted.tail
+        before, oldest = hosted.tail, _oldest(output)
         for start in range(0, max(1, len(data)), PIECE_BYTES):
             end = start + PIECE_BYTES
             last = end >= len(data)
             hosted.tail += 1
-            then = partial(self._appended, index, output if last else None, before)
+            then = partial(self._appended, index, output if last else None, before, oldest)
             piece = (_LAST if last else _MORE) + data[start:end]
             turn.append(stream, hosted.tail - 1, hosted.tail, piece, then=then)
 
     def _appended(
-        self, index: int, output: Append | None, before: int, turn: Turn, error: PostroadError | None
+        self,
+        index: int,
+        output: Append | None,
+        before: int,
+        oldest: int,
+        turn: Turn,
+        error: PostroadError | None,
     ) -> None:
         self._woken(turn)
         hosted = self._hosted[index]
@@ -388,6 +485,8 @@ class Arcs:
             return
         if output.replaces and before:
             turn.chop(LogStream(StreamKind.QUEUES, index), before)
+        if output.replaces and not hosted.received:
+            self.bodies.chop(turn, index, oldest)
         hosted.queue.extend(output.then)
         self._run(turn, index, hosted)
 
@@ -402,6 +501,103 @@ class Arcs:
             hosted.queue.append(hosted.arc.rewrite())
             self._run(turn, index, hosted)
 
+    # ---- bodies of a state that came from another broker
+
+    def _gather(self, turn: Turn, index: int, hosted: _Hosted, output: Gather) -> None:
+        try:
+            state = decode_state(output.state)
+            if output.source == self.me or not oldest_of(state.machine):
+                self._gathered(turn, hosted, output, output.state)
+            else:
+                snapshot = decode_snapshot(state.machine)
+                inline = output.view.stage == CLOSED or not self._disk
+                hosted.gathering = _Gathering(output, state, snapshot, extents_of(snapshot), inline)
+                self._ask_bodies(turn, index, hosted)
+        except PeerError as error:
+            turn.note("warning", f"arc {index}: {error}")
+            self._gathered(turn, hosted, output, None)
+        hosted.queue.extendleft(reversed(hosted.arc.take()))
+
+    @staticmethod
+    def _gathered(turn: Turn, hosted: _Hosted, output: Gather, state: bytes | None) -> None:
+        hosted.gathering = None
+        hosted.arc.gathered(output, state, turn.now_us)
+
+    def _ask_bodies(self, turn: Turn, index: int, hosted: _Hosted) -> None:
+        """Ask for the next record, or go on with the state if all are here."""
+        gathering = hosted.gathering
+        assert gathering is not None
+        source, records = gathering.output.source, gathering.records
+        self._stirred.add(index)
+        for tick in gathering.lengths:
+            if tick not in records if gathering.inline else (source, tick) not in hosted.received:
+                gathering.awaited, gathering.again_us = tick, turn.now_us + RESEND_US
+                self._say(turn, source, index, Want(tick))
+                return
+
+        def change(message: Stored) -> Stored:
+            extent = message.extent
+            if extent is None:
+                return message
+            if gathering.inline:
+                return Stored(**msgspec.structs.asdict(with_body(message, records[extent.tick])))
+            here = hosted.received[source, extent.tick]
+            return msgspec.structs.replace(message, extent=msgspec.structs.replace(extent, tick=here))
+
+        machine = relocate(gathering.snapshot, change)
+        state = encode(msgspec.structs.replace(gathering.state, machine=machine))
+        self._gathered(turn, hosted, gathering.output, state)
+
+    def _take_bodies(
+        self, turn: Turn, sender: Node, index: int, hosted: _Hosted, message: BodiesMessage
+    ) -> None:
+        gathering = hosted.gathering
+        if gathering is None or gathering.again_us is None or gathering.awaited != message.tick:
+            return
+        if sender != gathering.output.source:
+            return
+        if not hosted.arc.awaits(gathering.output):
+            hosted.gathering = None
+        elif not message.data:
+            self._gathered(turn, hosted, gathering.output, None)
+        elif len(message.data) < gathering.lengths[message.tick]:
+            raise PeerError(f"a record of bodies of {len(message.data)} bytes is too short for its messages")
+        elif gathering.inline:
+            gathering.records[message.tick] = message.data
+            self._ask_bodies(turn, index, hosted)
+        else:
+            gathering.again_us = None
+            then = partial(self._bodies_written, index, gathering)
+            self.bodies.write(turn, index, message.data, then)
+        self._run(turn, index, hosted)
+
+    def _bodies_written(self, index: int, gathering: _Gathering, turn: Turn, tick: int | None) -> None:
+        hosted = self._hosted[index]
+        if tick is not None:
+            hosted.received[gathering.output.source, gathering.awaited] = tick
+        if hosted.gathering is not gathering:
+            return
+        if not hosted.arc.awaits(gathering.output):
+            hosted.gathering = None
+        elif tick is None:
+            gathering.again_us = turn.now_us + RETRY_US
+            self._stirred.add(index)
+        else:
+            self._ask_bodies(turn, index, hosted)
+        self._run(turn, index, hosted)
+
+    def _send_bodies(self, to: Node, index: int, tick: int, turn: Turn, record: bytes | None) -> None:
+        self._say(turn, to, index, BodiesMessage(tick, record or b""))
+
+    def doubt(self, turn: Turn, index: int) -> None:
+        """A body cannot be read: another replica takes over, if there is one."""
+        hosted = self._hosted[index]
+        if not hosted.doubted:
+            hosted.doubted = True
+            turn.note("error", f"bodies of arc {index} cannot be read: its other replicas are asked")
+            hosted.arc.doubt(turn.now_us)
+            self._run(turn, index, hosted)
+
     # ---- time
 
     def tick(self, turn: Turn) -> None:
@@ -411,6 +607,9 @@ class Arcs:
             hosted = self._hosted[index]
             if hosted.retry_us is not None and hosted.retry_us <= now_us:
                 self._try_again(turn, index, hosted)
+            again_us = None if hosted.gathering is None else hosted.gathering.again_us
+            if again_us is not None and again_us <= now_us:
+                self._ask_bodies_again(turn, index, hosted)
             for _ in range(MAX_STEPS):
                 deadline = hosted.arc.next_deadline()
                 if deadline is None or deadline > now_us:
@@ -418,11 +617,25 @@ class Arcs:
                 hosted.arc.tick(now_us, self._draw(_DRAWS))
                 self._run(turn, index, hosted)
         self._look_up()
+        if self._disk:
+            self.bodies.tick(turn)
+
+    def _ask_bodies_again(self, turn: Turn, index: int, hosted: _Hosted) -> None:
+        gathering = hosted.gathering
+        assert gathering is not None
+        if hosted.arc.awaits(gathering.output):
+            self._ask_bodies(turn, index, hosted)
+        else:
+            hosted.gathering = None
+        self._run(turn, index, hosted)
 
     def _look_up(self) -> None:
         for index in self._stirred:
             hosted = self._hosted[index]
-            times = [time for time in (hosted.arc.next_deadline(), hosted.retry_us) if time is not None]
+            self.bodies.note(index, _machine(hosted.arc))
+            again_us = None if hosted.gathering is None else hosted.gathering.again_us
+            deadlines = (hosted.arc.next_deadline(), hosted.retry_us, again_us)
+            times = [time for time in deadlines if time is not None]
             if times:
                 self._due_us[index] = min(times)
             else:
@@ -431,18 +644,19 @@ class Arcs:
 
     def next_deadline(self) -> int | None:
         self._look_up()
-        return min(self._due_us.values(), default=None)
+        retry_us = self.bodies.next_deadline()
+        return min((*self._due_us.values(), *(() if retry_us is None else (retry_us,))), default=None)
 
     def check(self) -> None:
         for hosted in self._hosted.values():
             hosted.arc.check()
-            assert isinstance(hosted.arc.machine, Inboxes)
-            hosted.arc.machine.check()
+            _machine(hosted.arc).check()
 
     def metrics(self) -> dict[str, int]:
         arcs = [hosted.arc for hosted in self._hosted.values()]
         return {
             **self._counters,
+            **self.bodies.metrics(),
             "queue_arcs": len(arcs),
             "queue_arcs_served": sum(arc.serving for arc in arcs),
             "queue_replicas": sum(arc.chain is not None for arc in arcs),
@@ -450,6 +664,17 @@ class Arcs:
                 sum(number < arc.applied for number in arc.acks.values()) for arc in arcs
             ),
         }
+
+
+def _machine(arc: Arc) -> Inboxes:
+    assert isinstance(arc.machine, Inboxes)
+    return arc.machine
+
+
+def _oldest(output: Append) -> int:
+    """The oldest record of bodies that is needed once this is in the log; 0: none is."""
+    states = [record.state for record in output.records if isinstance(record, Mark) and record.state]
+    return oldest_of(decode_state(states[-1]).machine) if states else 0
 
 
 def _read_row(key: bytes, value: bytes) -> object:

@@ -28,7 +28,6 @@ from postroad.queues.talk import (
     Locate,
     PutTask,
     Said,
-    StageTask,
     Task,
     Work,
 )
@@ -42,14 +41,14 @@ LOCATE_FIRST_US: Final = 50 * MILLISECOND_US
 LOCATE_LAST_US: Final = SECOND_US
 ERRAND_BYTES: Final = 512  # what a task takes beside its messages
 
-Answered = Callable[[Turn, Done, Task], None]  # the task as it was said: with its chain
+Answered = Callable[[Turn, Done, Task | None], None]  # the task as it was said: with its chain
 Say = Callable[[Turn, Node, Said], bool]
 
 
 @dataclass(slots=True)
 class _Errand:
     number: int
-    task: Task
+    task: Task | None  # None: all that is wanted is a view of the arc
     size: int
     done: Answered
     until_us: int
@@ -81,7 +80,11 @@ class Errands:
 
     # ---- asking
 
-    def ask(self, turn: Turn, arc: int, task: Task, done: Answered, size: int = 0) -> int:
+    def find(self, turn: Turn, arc: int, done: Answered) -> None:
+        """`done` is told once a view of the arc is known here, or that none is found in time. FullError."""
+        self.ask(turn, arc, None, done)
+
+    def ask(self, turn: Turn, arc: int, task: Task | None, done: Answered, size: int = 0) -> int:
         """`done` is told the answer, in time or never found. FullError if too much waits for answers."""
         size += ERRAND_BYTES
         if len(self._arc_of) >= MAX_ERRANDS or self._bytes + size > self._max_bytes:
@@ -98,17 +101,18 @@ class Errands:
         return number
 
     def _send(self, turn: Turn, arc: int, route: _Route, errand: _Errand) -> None:
-        view = self._arcs.view(arc)
-        if view is None or view.stage != STARTED:
+        view, task = self._arcs.view(arc), errand.task
+        if view is not None and task is None:
+            self._forget(arc, errand)
+            errand.done(turn, Done(errand.number, ()), None)
+            return
+        if view is None or task is None or view.stage != STARTED:
             errand.sent_us = None
             self._search(turn, arc, route)
             return
-        task = errand.task
         if not errand.stamped:
             errand.stamped = True
-            if isinstance(task, PutTask | StageTask) and any(
-                message.chain is NO_CHAIN for message in task.messages
-            ):
+            if isinstance(task, PutTask) and any(message.chain is NO_CHAIN for message in task.messages):
                 stamped = tuple(
                     replace(message, chain=view.chain) if message.chain is NO_CHAIN else message
                     for message in task.messages

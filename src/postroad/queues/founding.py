@@ -42,7 +42,7 @@ class Founding:
         self._ask_us = 0
         self._over = False
 
-    def heard(self, turn: Turn, sender: Node, message: Chains) -> None:
+    def answered(self, turn: Turn, sender: Node, message: Chains) -> None:
         if message.known:
             self._strangers.clear()
             self._ask_us = turn.now_us + REST_US

@@ -30,12 +30,17 @@ A participant that was not reached keeps the decision alive, never the other way
 
 **Bounds.** Messages and bytes of an inbox and of the arc, sources, consumers, dead letters, staged
 transactions and decisions have limits; what would go over is answered `full`, and whoever sent it slows down.
+
+**Bodies.** The body of a message, its payload and attributes, may be on the disk of its replica: the message
+is a `Stored` one then, with the extent of its body. Nothing that is replicated depends on where a body is,
+and no operation looks into one; which bodies leave memory is each replica's own affair (`bodies`).
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -45,7 +50,7 @@ from msgspec.structs import replace
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import SESSION_BYTES
 from postroad.queues.messages import MAX_STATE_BYTES, Chain
-from postroad.units import KIB, MIB, SECOND_US
+from postroad.units import GIB, KIB, SECOND_US
 from postroad.wire.fields import Broker, Name, Number, Text, Word
 
 MAX_NAME_BYTES: Final = 255
@@ -63,6 +68,7 @@ MAX_DECISIONS: Final = 65_536
 MAX_PRIORITY: Final = 9
 MAX_ATTEMPTS: Final = 1 << 30  # that are counted: a snapshot says no more
 MESSAGE_OVERHEAD_BYTES: Final = 256
+MIN_BODY_BYTES: Final = 128  # a smaller body takes no less memory when it is on disk
 RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
@@ -72,6 +78,7 @@ MAX_OPERATIONS: Final = 65_536  # of one write
 MAX_ROWS: Final = MAX_STATE_BYTES // MESSAGE_OVERHEAD_BYTES  # of one table in a snapshot
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+RecordNumber: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of bodies
 Attempts: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
 SourceName: TypeAlias = Annotated[str, Meta(max_length=_SESSION_DIGITS + MAX_NAME_BYTES)]
@@ -111,8 +118,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the configuration of the network: replicas with other limits would come to other states."""
 
     inbox_messages: int = 100_000
-    inbox_bytes: int = 64 * MIB
-    arc_bytes: int = 512 * MIB
+    inbox_bytes: int = GIB
+    arc_bytes: int = 4 * GIB
     dead_letters: int = 10_000
     attempts: int = 5  # then a rejected message is a dead letter
 
@@ -137,6 +144,30 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def size(self) -> int:
         return len(self.payload) + len(self.attributes) + MESSAGE_OVERHEAD_BYTES
+
+
+class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a body is on disk: which record of bodies, where in it, and how long its two parts are."""
+
+    tick: RecordNumber
+    offset: Count
+    payload: Count
+    attributes: Count
+
+    @property
+    def size(self) -> int:
+        return self.payload + self.attributes
+
+
+class Stored(Message, frozen=True, array_like=True, gc=False):
+    """A message whose payload and attributes are on disk, and empty here. In a snapshot, any message."""
+
+    extent: Extent | None = None
+
+    @property
+    def size(self) -> int:
+        body = len(self.payload) + len(self.attributes) if self.extent is None else self.extent.size
+        return body + MESSAGE_OVERHEAD_BYTES
 
 
 Messages: TypeAlias = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_TOGETHER)]
@@ -314,16 +345,27 @@ class Snapshot(msgspec.Struct, array_like=True):
     staged: Annotated[list[tuple[Transaction, Stage]], _ROWS]
     decisions: Annotated[list[tuple[Transaction, tuple[bool, Number]]], _ROWS]
     chains: Annotated[list[Chain], _ROWS] = []
+    oldest: Number = 0  # record of bodies that it refers to; 0: to none
 
 
 class _InboxSnapshot(msgspec.Struct, array_like=True):
     owner: Name
-    messages: Annotated[list[tuple[Number, Message]], _ROWS]
+    messages: Annotated[list[tuple[Number, Stored]], _ROWS]
     sources: Annotated[list[tuple[Chain, SourceName, Source]], _ROWS]
     consumers: Annotated[list[Name], _ROWS]
     accepts: Annotated[list[tuple[Key, Name]], _ROWS]
-    dead: Annotated[list[Message], _ROWS]
+    dead: Annotated[list[Stored], _ROWS]
     next_number: Number
+
+
+class _Oldest(msgspec.Struct, array_like=True):
+    """A snapshot of which only the last field is looked at."""
+
+    inboxes: msgspec.Raw
+    staged: msgspec.Raw
+    decisions: msgspec.Raw
+    chains: msgspec.Raw = msgspec.Raw()
+    oldest: Number = 0
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -332,6 +374,7 @@ _LIST_HEAD: Final = struct.Struct(">BI")
 _OPERATIONS: Final[msgspec.msgpack.Decoder[tuple[Operation, ...]]] = msgspec.msgpack.Decoder(Operations)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SNAPSHOT: Final = msgspec.msgpack.Decoder(Snapshot)
+_OLDEST: Final = msgspec.msgpack.Decoder(_Oldest)
 
 
 def encode(*operations: Operation) -> bytes:
@@ -391,6 +434,9 @@ class Inboxes:
         self.decisions: dict[bytes, tuple[bool, int]] = {}  # whether it commits, and since when
         self.chains: list[Chain] = []  # that were taken in
         self.bytes = 0  # of all messages, dead letters and staged ones among them
+        self.spilled = 0  # of that, bodies that are on disk
+        self.freed = 0  # bodies on disk that nobody needs any more, since somebody last looked
+        self.live: dict[int, int] = {}  # records of bodies on disk -> how many bytes of them are needed
         self._expected: tuple[bytes, Sequence[Operation]] | None = None
 
     # The interface of a replicated machine
@@ -444,31 +490,36 @@ class Inboxes:
                 name,
                 _InboxSnapshot(
                     inbox.owner,
-                    list(inbox.messages.items()),
+                    list(inbox.messages.items()),  # type: ignore[arg-type]  # a Message reads as a Stored one
                     [(chain, source, record) for (chain, source), record in inbox.sources.items()],
                     list(inbox.consumers),
                     list(inbox.accepts.items()),
-                    inbox.dead,
+                    inbox.dead,  # type: ignore[arg-type]
                     inbox.next_number,
                 ),
             )
             for name, inbox in self.inboxes.items()
         ]
-        snapshot = Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()), self.chains)
-        return _ENCODER.encode(snapshot)
+        oldest = min(self.live, default=0)
+        staged, decisions = list(self.staged.items()), list(self.decisions.items())
+        return _ENCODER.encode(Snapshot(inboxes, staged, decisions, self.chains, oldest))
 
     def size(self) -> int:
         records = sum(len(inbox.sources) + len(inbox.accepts) for inbox in self.inboxes.values())
         return self.bytes + records * RECORD_BYTES
 
     def install(self, snapshot: bytes) -> None:
-        self.inboxes, self.staged, self.decisions, self.chains, self.bytes = {}, {}, {}, [], 0
-        if not snapshot:
-            return
-        read = decode_snapshot(snapshot)
+        read = decode_snapshot(snapshot) if snapshot else Snapshot([], [], [], [])
+        if next(iter(extents_of(read)), 0) != read.oldest:
+            raise PeerError("a snapshot of inboxes refers to other bodies on disk than it says")
+        self.inboxes, self.bytes, self.spilled, self.live = {}, 0, 0, {}
         self.staged, self.decisions, self.chains = dict(read.staged), dict(read.decisions), read.chains
         for name, saved in read.inboxes:
-            inbox = self.inboxes[name] = Inbox(saved.owner, dict(saved.messages))
+            messages = {number: _settled(message) for number, message in saved.messages}
+            inbox = self.inboxes[name] = Inbox(saved.owner, messages)
+            inbox.dead = [_settled(message) for message in saved.dead]
+            for message in (*messages.values(), *inbox.dead):
+                self._hold(message)
             inbox.numbers = {_key(message): number for number, message in saved.messages}
             for number, message in saved.messages:
                 inbox.lanes.setdefault(message.priority, {})[number] = None
@@ -477,7 +528,7 @@ class Inboxes:
             for record in inbox.sources.values():
                 if record.consumer:
                     inbox.consumers[record.consumer] += 1
-            inbox.accepts, inbox.dead, inbox.next_number = dict(saved.accepts), saved.dead, saved.next_number
+            inbox.accepts, inbox.next_number = dict(saved.accepts), saved.next_number
             inbox.bytes = sum(message.size for message in (*inbox.messages.values(), *inbox.dead))
             self.bytes += inbox.bytes
         self.bytes += sum(message.size for stage in self.staged.values() for message in stage.messages)
@@ -487,10 +538,10 @@ class Inboxes:
 
         Ids are compared per chain of first sending. Both have a table of one chain only if both took it in.
         """
+        read = decode_snapshot(snapshot) if snapshot else Snapshot([], [], [], [])
+        if extents_of(read):
+            raise PeerError("a chain is to be taken in whose bodies are on another broker's disk")
         self.chains.append(chain)
-        if not snapshot:
-            return
-        read = decode_snapshot(snapshot)
         self.chains += [each for each in read.chains if each not in self.chains]
         for name, saved in read.inboxes:
             inbox = self.inboxes.setdefault(name, Inbox())
@@ -508,10 +559,10 @@ class Inboxes:
                 mine.ended |= record.ended
             for _, message in saved.messages:
                 if _key(message) not in inbox.numbers:
-                    self._insert(inbox, message, inbox.sources[message.chain, message.source])
+                    self._insert(inbox, _settled(message), inbox.sources[message.chain, message.source])
             for key, consumer in saved.accepts:
                 _remember(inbox, key, consumer)
-            inbox.dead += saved.dead
+            inbox.dead += [_settled(message) for message in saved.dead]
             added = sum(message.size for message in saved.dead)
             inbox.bytes, self.bytes = inbox.bytes + added, self.bytes + added
         for transaction, stage in read.staged:
@@ -555,6 +606,71 @@ class Inboxes:
             if len(chosen) == limit:
                 break
         return chosen
+
+    # Bodies on disk
+
+    def _hold(self, message: Message) -> None:
+        if isinstance(message, Stored) and message.extent is not None:
+            tick, size = message.extent.tick, message.extent.size
+            self.live[tick] = self.live.get(tick, 0) + size
+            self.spilled += size
+
+    def _release(self, message: Message) -> None:
+        if isinstance(message, Stored) and message.extent is not None:
+            tick, size = message.extent.tick, message.extent.size
+            self.live[tick] -= size
+            if not self.live[tick]:
+                del self.live[tick]
+            self.spilled -= size
+            self.freed += size
+
+    def newest(self, wanted: int) -> list[tuple[str, Message]]:
+        """Messages with so many bytes of bodies in memory, or all there are: the newest ones of the
+        largest inboxes, then their dead letters."""
+        chosen: list[tuple[str, Message]] = []
+        for name, inbox in sorted(self.inboxes.items(), key=lambda each: -each[1].bytes):
+            for message in itertools.chain(reversed(inbox.messages.values()), reversed(inbox.dead)):
+                if wanted <= 0:
+                    return chosen
+                size = len(message.payload) + len(message.attributes)
+                if size >= MIN_BODY_BYTES:
+                    chosen.append((name, message))
+                    wanted -= size
+        return chosen
+
+    def move_out(self, moved: Iterable[tuple[str, Message, Extent]]) -> None:
+        """These bodies are on disk now. Of a message that has changed meanwhile the body stays in memory."""
+        dead: dict[str, dict[int, Message]] = {}  # of an inbox, what became of its dead letters
+        for name, message, extent in moved:
+            inbox = self.inboxes.get(name)
+            if inbox is None:
+                continue
+            stored = _at_rest(message, extent)
+            number = inbox.numbers.get(_key(message))
+            if number is not None and inbox.messages[number] is message:
+                inbox.messages[number] = stored
+                self._hold(stored)
+            else:
+                dead.setdefault(name, {})[id(message)] = stored
+        for name, stored_by_id in dead.items():
+            inbox = self.inboxes[name]
+            for place, message in enumerate(inbox.dead):
+                letter = stored_by_id.get(id(message))
+                if letter is not None:
+                    inbox.dead[place] = letter
+                    self._hold(letter)
+
+    def bring_back(self, tick: int, record: bytes) -> None:
+        """Of that record of bodies whatever is needed is in memory again."""
+        for inbox in self.inboxes.values():
+            for number, message in inbox.messages.items():
+                if _extent(message, tick) is not None:
+                    self._release(message)
+                    inbox.messages[number] = with_body(message, record)
+            for place, message in enumerate(inbox.dead):
+                if _extent(message, tick) is not None:
+                    self._release(message)
+                    inbox.dead[place] = with_body(message, record)
 
     def depth(self, name: str) -> int:
         inbox = self.inboxes.get(name)
@@ -736,6 +852,7 @@ class Inboxes:
         inbox.lanes.setdefault(message.priority, {})[number] = None
         inbox.bytes += size
         self.bytes += size
+        self._hold(message)
         if message.ordered:
             source.waiting.append(number)
         else:
@@ -748,6 +865,7 @@ class Inboxes:
         del inbox.lanes[message.priority][number]
         inbox.bytes -= message.size
         self.bytes -= message.size
+        self._release(message)
         source = inbox.sources[key[0], key[1]]
         if message.ordered:
             source.waiting.remove(number)
@@ -821,7 +939,11 @@ class Inboxes:
                 break
             del inbox.messages[number], inbox.numbers[key], inbox.lanes[message.priority][number]
             _remember(inbox, key, consumer)
-            size += len(message.payload) + len(message.attributes) + MESSAGE_OVERHEAD_BYTES
+            if message.__class__ is Message:
+                size += len(message.payload) + len(message.attributes) + MESSAGE_OVERHEAD_BYTES
+            else:
+                size += message.size
+                self._release(message)
             count += 1
         if count:
             del source.waiting[:count]
@@ -869,6 +991,7 @@ class Inboxes:
         inbox.dead.append(replace(message, reason=reason))
         inbox.bytes += message.size
         self.bytes += message.size
+        self._hold(message)
 
     def _join(self, operation: Join) -> Answer:
         """`joined`, `denied` (the name is another principal's), `full`."""
@@ -945,6 +1068,8 @@ class Inboxes:
         inbox.dead = inbox.dead[operation.count :]
         size = sum(message.size for message in chosen)
         inbox.bytes, self.bytes = inbox.bytes - size, self.bytes - size
+        for message in chosen:
+            self._release(message)
         if not operation.drop:
             for message in chosen:
                 if _key(message) in inbox.numbers:
@@ -1027,6 +1152,13 @@ class Inboxes:
                 raise BugError(f"inbox {name!r} counts {inbox.consumers} sources per consumer, not {stuck}")
         if total != self.bytes:
             raise BugError(f"the inboxes have {total} bytes and count {self.bytes}")
+        live: dict[int, int] = {}
+        for inbox in self.inboxes.values():
+            for message in (*inbox.messages.values(), *inbox.dead):
+                if isinstance(message, Stored) and message.extent is not None:
+                    live[message.extent.tick] = live.get(message.extent.tick, 0) + message.extent.size
+        if live != self.live or sum(live.values()) != self.spilled:
+            raise BugError(f"{sum(live.values())} bytes of bodies are on disk, counted as {self.spilled}")
 
 
 def decode_operations(payload: bytes) -> tuple[Operation, ...]:
@@ -1042,6 +1174,70 @@ def decode_snapshot(snapshot: bytes) -> Snapshot:
         return _SNAPSHOT.decode(snapshot)
     except _UNREADABLE as error:
         raise PeerError(f"a snapshot of inboxes of {len(snapshot)} bytes cannot be read: {error}") from error
+
+
+def oldest_of(snapshot: bytes) -> int:
+    """The oldest record of bodies that a snapshot refers to; 0: it refers to none."""
+    if not snapshot:
+        return 0
+    try:
+        return _OLDEST.decode(snapshot).oldest
+    except _UNREADABLE as error:
+        raise PeerError(f"a snapshot of inboxes of {len(snapshot)} bytes cannot be read: {error}") from error
+
+
+def extents_of(snapshot: Snapshot) -> dict[int, int]:
+    """The records of bodies that a snapshot refers to, in order, and how long each is at least."""
+    lengths: dict[int, int] = {}
+    for _, inbox in snapshot.inboxes:
+        for message in (*(message for _, message in inbox.messages), *inbox.dead):
+            extent = message.extent
+            if extent is not None:
+                lengths[extent.tick] = max(lengths.get(extent.tick, 0), extent.offset + extent.size)
+    return dict(sorted(lengths.items()))
+
+
+def relocate(snapshot: Snapshot, change: Callable[[Stored], Stored]) -> bytes:
+    """The snapshot with other places of its bodies, or with the bodies themselves."""
+    oldest = 0
+    for _, inbox in snapshot.inboxes:
+        inbox.messages = [(number, change(message)) for number, message in inbox.messages]
+        inbox.dead = [change(message) for message in inbox.dead]
+        for message in (*(message for _, message in inbox.messages), *inbox.dead):
+            if message.extent is not None:
+                oldest = min(oldest or message.extent.tick, message.extent.tick)
+    snapshot.oldest = oldest
+    return _ENCODER.encode(snapshot)
+
+
+def extent_of(message: Message) -> Extent | None:
+    """Where its body is, if it is not in memory."""
+    return message.extent if isinstance(message, Stored) else None
+
+
+def with_body(message: Message, record: bytes) -> Message:
+    """The message with its body, which is in that record unless the message has it."""
+    fields = msgspec.structs.asdict(message)
+    extent = fields.pop("extent", None)
+    if extent is not None:
+        middle, end = extent.offset + extent.payload, extent.offset + extent.size
+        fields |= {"payload": record[extent.offset : middle], "attributes": record[middle:end]}
+    return Message(**fields)
+
+
+def _extent(message: Message, tick: int) -> Extent | None:
+    extent = extent_of(message)
+    return extent if extent is not None and extent.tick == tick else None
+
+
+def _settled(message: Stored) -> Message:
+    """As a replica has it: a Stored one only if its body is on disk."""
+    return message if message.extent is not None else with_body(message, b"")
+
+
+def _at_rest(message: Message, extent: Extent) -> Stored:
+    fields = msgspec.structs.asdict(message)
+    return Stored(**{**fields, "payload": b"", "attributes": b"", "extent": extent})
 
 
 def _key(message: Message) -> Key:

@@ -28,6 +28,7 @@ MAX_JOINED: Final = 64 * MAX_CHAINS  # the same with those that are part of thes
 MAX_WRITE_BYTES: Final = 960 * KIB  # so that it fits a frame
 MAX_STATE_BYTES: Final = 4 * GIB
 MAX_RECORDS: Final = 1 << 24  # of a log, in what one broker reads of another
+MAX_BODIES_BYTES: Final = 640 * KIB  # of a record of bodies: at least a body, and it fits a frame
 
 Node: TypeAlias = Annotated[bytes, Meta(max_length=ID_BYTES)]
 Replicas: TypeAlias = Annotated[tuple[Node, ...], Meta(min_length=1, max_length=MAX_REPLICAS)]
@@ -137,11 +138,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(_Message, frozen=True, tag=1):
-    """Which view of the arc do you know?"""
-
-
-class Unknown(_Message, frozen=True, tag=2):
-    """None."""
+    """Which view of the arc do you know? Who knows none does not answer."""
 
 
 class Know(_Message, frozen=True, tag=3):
@@ -286,9 +283,25 @@ class Synced(_Message, frozen=True, tag=21):
     number: Number
 
 
+# Bodies on disk, of a state that is being copied
+
+
+class Want(_Message, frozen=True, tag=22):
+    """Send that record of bodies, which your state refers to."""
+
+    tick: Number
+
+
+class Bodies(_Message, frozen=True, tag=23):
+    """A record of bodies; empty: it is not here any more."""
+
+    tick: Number
+    data: Annotated[bytes, Meta(max_length=MAX_BODIES_BYTES)]
+
+
 Message: TypeAlias = (
-    Ask | Unknown | Know | Ended | Prepare | Promise | Accept | Accepted | Busy | Seal | Sealed | Fetch
-    | Piece | Offer | More | Load | Installed | Write | Ack | Refused | Synced
+    Ask | Know | Ended | Prepare | Promise | Accept | Accepted | Busy | Seal | Sealed | Fetch
+    | Piece | Offer | More | Load | Installed | Write | Ack | Refused | Synced | Want | Bodies
 )  # fmt: skip
 
 
@@ -402,7 +415,17 @@ class Append(msgspec.Struct, frozen=True):
     then: tuple[Output, ...]
 
 
-Output: TypeAlias = Send | Tell | Save | Append
+class Gather(msgspec.Struct, frozen=True):
+    """That state may refer to bodies on the disk of `source`: have them here, then call `gathered` with the
+    state as it is here. Of a view that is closed, the state has all bodies in it then."""
+
+    view: View
+    source: Node
+    whole: bool
+    state: bytes
+
+
+Output: TypeAlias = Send | Tell | Save | Append | Gather
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _MESSAGES: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)

@@ -189,6 +189,7 @@ class Queues:
             count=config.arcs,
             settings=config.views(),
             limits=config.limits(),
+            memory_bytes=config.memory_bytes,
             streams=None if config.memory_only else streams,
             draw=draw,
             say=self._say_of_arc,
@@ -310,7 +311,7 @@ class Queues:
             case AskChains():
                 self.say(turn, sender, Chains(self.arcs.knows_chain))
             case Chains():
-                self._founding.heard(turn, sender, said)
+                self._founding.answered(turn, sender, said)
             case AskQueues():
                 self._reports.asked(turn, sender, said)
             case QueueRows():
@@ -384,6 +385,9 @@ class Queues:
             for inbox in {posting.inbox for posting in message.messages}:
                 if not self._links.may_send(peer.connection, inbox):
                     raise DeniedError(f"an access rule forbids sending to {inbox!r}")
+            if message.form == "transactional" and not all(posting.chain for posting in message.messages):
+                self._tell_chains(turn, peer.connection, client, message)
+                return
             source = source_of(message.session, message.source)
             messages = self._messages(turn, message, source)
             size = sum([each.size for each in messages])
@@ -408,6 +412,39 @@ class Queues:
             inboxes = client.sessions[source] = set()
         if len(inboxes) < MAX_SESSION_INBOXES:
             inboxes.update([message.inbox for message in messages])
+
+    def _tell_chains(self, turn: Turn, connection: int, client: _Client, message: Send) -> None:
+        """Nothing of this SEND is taken: transactional messages name the chain that they are first sent in.
+
+        Were they stamped here, a sender that hears no answer would not know in which of two networks that
+        are still apart they may be, and would send them again in the other (responsibility 9).
+        """
+        by_arc: dict[int, list[int]] = {}
+        for place, posting in enumerate(message.messages):
+            if not posting.chain:
+                by_arc.setdefault(self.arcs.index(posting.inbox), []).append(place)
+        named = tuple([place for place, posting in enumerate(message.messages) if posting.chain])
+        if client.sends + len(by_arc) > MAX_SENDS:
+            raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
+        if named and not message.together:
+            self._tell(turn, connection, Sent(number=message.number, places=named, state="gap"))
+
+        def found(arc: int, turn: Turn, done: Done, _task: object) -> None:
+            client.sends -= 1
+            view, places = self.arcs.view(arc), tuple(by_arc[arc])
+            if done.code or view is None:
+                self._refuse_send(turn, connection, message.number, places, UnavailableError(done.reason))
+            else:
+                gap = Sent(number=message.number, places=places, state="gap", chain=encode(view.chain))
+                self._tell(turn, connection, gap)
+
+        for arc in by_arc:
+            client.sends += 1
+            try:
+                self.errands.find(turn, arc, partial(found, arc))
+            except FullError:
+                client.sends -= 1
+                raise
 
     def _messages(self, turn: Turn, message: Send, source: str) -> list[Message]:
         """Of each the chain that its sender names, else the present one, if that is known."""

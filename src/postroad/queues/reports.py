@@ -272,12 +272,14 @@ class Reports:
     def _metrics(self) -> dict[str, int]:
         served = [self._arcs.machine(index) for index, arc in self._arcs.hosted() if arc.serving]
         inboxes = [inbox for machine in served for inbox in machine.inboxes.values()]
+        oldest = [next(iter(inbox.messages.values())).sent_us for inbox in inboxes if inbox.messages]
         return {
             **self._arcs.metrics(),
             **self._errands.metrics(),
             **self._serving.counters,
             "queue_inboxes": len(inboxes),
             "queue_depth": sum(len(inbox.messages) for inbox in inboxes),
+            "queue_oldest_timestamp_seconds": min(oldest, default=0) // SECOND_US,
             "queue_depth_bytes": sum(machine.bytes for machine in served),
             "queue_dead_letters": sum(len(inbox.dead) for inbox in inboxes),
             "queue_consumers": sum(len(inbox.consumers) for inbox in inboxes),

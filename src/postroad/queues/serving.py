@@ -45,9 +45,11 @@ from postroad.queues.inbox import (
     Stage,
     Sweep,
     encode_each,
+    extent_of,
     join,
     name_of,
     session_of,
+    with_body,
 )
 from postroad.queues.messages import Chain, Kept, Node
 from postroad.queues.talk import (
@@ -241,7 +243,10 @@ class Serving:
         def answer(turn: Turn, answers: tuple[Answer, ...]) -> None:
             self._say(turn, sender, Done(number, answers))
 
-        if isinstance(task, PutTask):
+        if isinstance(task, PutTask | StageTask) and not self._knows_chains(arc, task.messages):
+            reason = "another network's messages are not taken in yet"
+            self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
+        elif isinstance(task, PutTask):
             self._put(turn, arc, served, sender, number, task)
         elif isinstance(task, JoinTask):
             self._join(turn, arc, served, sender, number, task, answer)
@@ -250,7 +255,7 @@ class Serving:
         elif isinstance(task, LeaveTask):
             self._leave(turn, arc, served, task, answer)
         elif isinstance(task, DeadTask):
-            self._say(turn, sender, self._dead_letters(arc, number, task))
+            self._dead_letters(turn, arc, sender, number, task)
         elif isinstance(task, ReviveTask):
             self._revive(turn, arc, served, sender, number, task)
         elif isinstance(task, StageTask):
@@ -263,6 +268,18 @@ class Serving:
                 self._wish(arc, served, (operation,), answer, durable=True)
             if isinstance(operation, Stage):
                 self._look_at(served, turn.now_us + UNDECIDED_US + 1)
+
+    def _knows_chains(self, arc: int, messages: tuple[Message, ...]) -> bool:
+        """Whether the ids of these messages can be compared with those that were kept (responsibility 9)."""
+        core = self._arcs.get(arc)
+        assert core is not None
+        known: Chain | None = None
+        for message in messages:
+            if message.chain != known:
+                known = message.chain
+                if not core.knows(known):
+                    return False
+        return True
 
     def _wish(
         self,
@@ -282,18 +299,9 @@ class Serving:
     # ---- sending
 
     def _put(self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask) -> None:
-        core = self._arcs.get(arc)
-        assert core is not None
-        known: Chain | None = None
         inboxes: dict[str, None] = {}
         durable = timed = False
         for message in task.messages:
-            if message.chain != known:
-                known = message.chain
-                if not core.knows(known):
-                    reason = "another network's messages are not taken in yet"
-                    self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
-                    return
             inboxes[message.inbox] = None
             durable = durable or message.ordered
             timed = timed or message.not_before_us > 0 or message.expires_us > 0
@@ -411,6 +419,13 @@ class Serving:
         def left(turn: Turn, answers: tuple[Answer, ...]) -> None:
             if then is not None:
                 then(turn, answers)
+            inbox = self._arcs.machine(arc).inboxes.get(name)
+            seats = served.seats.get(name, {})
+            if consumer in seats and (inbox is None or consumer not in inbox.consumers):
+                # It came back while it was given up: what was written last counts.
+                returned = seats.pop(consumer)
+                self._give_back_express(served, name, returned)
+                self._say(turn, returned.entry, Removed(name, consumer))
             self._pump(turn, arc, served, name)
 
         leave = Leave(name, consumer, held, turn.now_us)
@@ -535,6 +550,7 @@ class Serving:
             handed = self._take_express(served, name, seat, now_us, room)
             room -= len(handed)
             ready = machine.ready(name, consumer, now_us, room, held=seat.held, end=end) if room else []
+            ready = self._with_bodies(turn, arc, served, name, ready)
             if ready and name in served.inherited:
                 self._note_inherited(turn, machine, served, name, ready)
             for message in ready:
@@ -546,6 +562,29 @@ class Serving:
             self.counters["queue_handed_total"] += len(handed)
             for part in _parts(handed):
                 self._say(turn, seat.entry, Deliver(arc, name, consumer, served.place, part))
+
+    def _with_bodies(
+        self, turn: Turn, arc: int, served: _Served, name: str, ready: list[Message]
+    ) -> list[Message]:
+        """Up to the first whose body is to be read from disk: nothing passes it."""
+        for place, message in enumerate(ready):
+            extent = extent_of(message)
+            if extent is None:
+                continue
+            record = self._arcs.bodies.get(arc, extent.tick)
+            if record is None:
+                then = partial(self._body_was_read, arc, served, name)
+                self._arcs.bodies.load(turn, arc, extent.tick, then)
+                return ready[:place]
+            ready[place] = with_body(message, record)
+        return ready
+
+    def _body_was_read(self, arc: int, served: _Served, name: str, turn: Turn, record: bytes | None) -> None:
+        if record is None and self._served.get(arc) is served:
+            self._look_at(served, turn.now_us + SECOND_US)  # where there is no other replica
+            self._arcs.doubt(turn, arc)
+        elif record is not None:
+            self._pump(turn, arc, served, name)
 
     def _note_inherited(
         self, turn: Turn, machine: Inboxes, served: _Served, name: str, ready: list[Message]
@@ -605,13 +644,64 @@ class Serving:
 
     # ---- dead letters
 
-    def _dead_letters(self, arc: int, number: int, task: DeadTask) -> Done:
+    def _dead_letters(self, turn: Turn, arc: int, sender: Node, number: int, task: DeadTask) -> None:
         inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
         if inbox is None:
-            return Done(number, (Answer("none"),))
-        if inbox.owner and inbox.owner != task.principal and not task.admin:
-            return Done(number, (Answer("denied"),))
-        return Done(number, (Answer("listed", len(inbox.dead)),), body=_list_dead(inbox.dead))
+            self._say(turn, sender, Done(number, (Answer("none"),)))
+        elif inbox.owner and inbox.owner != task.principal and not task.admin:
+            self._say(turn, sender, Done(number, (Answer("denied"),)))
+        else:
+            count = len(inbox.dead)
+
+            def listed(turn: Turn, rows: list[dict[str, object]]) -> None:
+                body = msgspec.json.encode({"dead": rows, "more": len(rows) < count})
+                self._say(turn, sender, Done(number, (Answer("listed", count),), body=body))
+
+            self._list_dead(arc, deque(inbox.dead[:MAX_LISTED]), [], 0, listed, turn, None)
+
+    def _list_dead(
+        self,
+        arc: int,
+        dead: deque[Message],
+        rows: list[dict[str, object]],
+        size: int,
+        then: Callable[[Turn, list[dict[str, object]]], None],
+        turn: Turn,
+        record: bytes | None,
+    ) -> None:
+        """Add rows until all are there or fill a frame. `record`: what was read for the first of them."""
+        while dead:
+            message = dead[0]
+            extent = extent_of(message)
+            if extent is not None:
+                body = record or self._arcs.bodies.get(arc, extent.tick)
+                if body is None:
+                    then_go_on = partial(self._read_dead, arc, dead, rows, size, then)
+                    self._arcs.bodies.load(turn, arc, extent.tick, then_go_on)
+                    return
+                message, record = with_body(message, body), None
+            row = _dead_row(message)
+            size += len(str(row["payload"])) + len(message.reason) + MAX_ROW_BYTES
+            if size > MAX_WISH_BYTES // 2:
+                break
+            rows.append(row)
+            dead.popleft()
+        then(turn, rows)
+
+    def _read_dead(
+        self,
+        arc: int,
+        dead: deque[Message],
+        rows: list[dict[str, object]],
+        size: int,
+        then: Callable[[Turn, list[dict[str, object]]], None],
+        turn: Turn,
+        record: bytes | None,
+    ) -> None:
+        """A body that is gone or cannot be read is listed as empty: the letter may be no more."""
+        if record is None:
+            dead[0] = with_body(dead[0], b"")
+        self._list_dead(arc, dead, rows, size, then, turn, record)
 
     def _revive(
         self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: ReviveTask
@@ -766,27 +856,17 @@ def _note_numbers(names: Iterable[str], touched: list[tuple[str, int]], machine:
     touched += [(name, machine.inboxes[name].next_number) for name in names if name in machine.inboxes]
 
 
-def _list_dead(dead: list[Message]) -> bytes:
-    rows: list[dict[str, object]] = []
-    size = 0
-    for message in dead[:MAX_LISTED]:
-        excerpt = message.payload[:LISTED_BYTES]
-        size += 2 * len(excerpt) + len(message.reason) + MAX_ROW_BYTES
-        if size > MAX_WISH_BYTES // 2:
-            break
-        rows.append(
-            {
-                "source": name_of(message.source),
-                "session": session_of(message.source).hex(),
-                "id": message.id,
-                "reason": message.reason,
-                "attempts": message.attempts,
-                "sent_us": message.sent_us,
-                "size": len(message.payload),
-                "payload": base64.b64encode(excerpt).decode(),
-            }
-        )
-    return msgspec.json.encode({"dead": rows, "more": len(rows) < len(dead)})
+def _dead_row(message: Message) -> dict[str, object]:
+    return {
+        "source": name_of(message.source),
+        "session": session_of(message.source).hex(),
+        "id": message.id,
+        "reason": message.reason,
+        "attempts": message.attempts,
+        "sent_us": message.sent_us,
+        "size": len(message.payload),
+        "payload": base64.b64encode(message.payload[:LISTED_BYTES]).decode(),
+    }
 
 
 def _nothing(_turn: Turn, _answers: tuple[Answer, ...]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from postroad.errors import UsageError
+from postroad.queues.arc_state import Settings as ViewSettings
 from postroad.queues.inbox import MAX_ATTEMPTS, Limits
-from postroad.queues.views import Settings as ViewSettings
-from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
+from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 
 MAX_ARCS = 4_096
 
@@ -19,8 +19,9 @@ class QueueConfig:
     electors: int = 7  # brokers that agree on who is responsible
     memory_only: bool = False  # the paper's own setting: nothing is on disk
     inbox_messages: int = 100_000
-    inbox_bytes: int = 64 * MIB
-    arc_bytes: int = 512 * MIB
+    inbox_bytes: int = GIB
+    arc_bytes: int = 4 * GIB
+    memory_bytes: int = 64 * MIB  # of messages of all inboxes at a broker; the bodies of others are on disk
     dead_letters: int = 10_000  # of an inbox
     attempts: int = 5  # then a rejected message is a dead letter
     outstanding_bytes: int = 64 * MIB  # sent through this broker and not answered by the responsible one
@@ -37,8 +38,8 @@ class QueueConfig:
             raise UsageError("a broker is silent for longer than a heartbeat before it is taken for dead")
         if not 1 <= self.attempts <= MAX_ATTEMPTS:
             raise UsageError(f"a message has 1 to {MAX_ATTEMPTS} attempts, not {self.attempts}")
-        if self.rejoin_us < 0 or self.answer_us <= 0:
-            raise UsageError("queues: times are positive")
+        if self.rejoin_us < 0 or self.answer_us <= 0 or self.memory_bytes <= 0:
+            raise UsageError("queues: times and memory are positive")
         self.views()
 
     def views(self) -> ViewSettings:
@@ -47,13 +48,18 @@ class QueueConfig:
             electors=self.electors,
             silent_us=min(SECOND_US, self.silent_us),
             piece_bytes=512 * KIB,
+            # A start has the log since its last mark in memory, and a broker the last writes of every arc.
+            log_bytes=min(64 * MIB, self.memory_bytes),
+            tail_bytes=min(4 * MIB, self.memory_bytes // 16),
         )
 
     def limits(self) -> Limits:
+        """Of bytes on disk; of memory where nothing is on disk."""
+        most = self.memory_bytes if self.memory_only else self.arc_bytes
         return Limits(
             inbox_messages=self.inbox_messages,
-            inbox_bytes=self.inbox_bytes,
-            arc_bytes=self.arc_bytes,
+            inbox_bytes=min(self.inbox_bytes, most),
+            arc_bytes=most,
             dead_letters=self.dead_letters,
             attempts=self.attempts,
         )

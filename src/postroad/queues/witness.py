@@ -72,16 +72,16 @@ class Witness:
         """The sender of these is told so."""
         if not self.reports:
             return
-        found: dict[tuple[str, str, int], list[bytes]] = {}
+        ids_by_group: dict[tuple[str, str, int], list[bytes]] = {}
         for message in messages:
             session = session_of(message.source)
             if is_session(session):
                 group = (message.inbox, name_of(message.source), message.expires_us)
-                found.setdefault(group, []).append(queue_message_id(session, message.id))
+                ids_by_group.setdefault(group, []).append(queue_message_id(session, message.id))
         self._report(
             [
                 QueueEvents(KEPT, inbox, source, form, turn.now_us, b"".join(ids), expires_us)
-                for (inbox, source, expires_us), ids in found.items()
+                for (inbox, source, expires_us), ids in ids_by_group.items()
             ],
             turn.now_us,
         )
@@ -92,15 +92,15 @@ class Witness:
         """The consumer is told so."""
         if not self.reports:
             return
-        found: dict[str, list[bytes]] = {}
+        ids_by_outcome: dict[str, list[bytes]] = {}
         for given, outcome in zip(keys, outcomes, strict=False):
             session = session_of(given.key[1])
             if outcome in (ACCEPTED, REJECTED, DEAD) and is_session(session):
-                found.setdefault(outcome, []).append(queue_message_id(session, given.key[2]))
+                ids_by_outcome.setdefault(outcome, []).append(queue_message_id(session, given.key[2]))
         self._report(
             [
-                QueueEvents(what, inbox, consumer, "", turn.now_us, b"".join(ids))
-                for what, ids in found.items()
+                QueueEvents(outcome, inbox, consumer, "", turn.now_us, b"".join(ids))
+                for outcome, ids in ids_by_outcome.items()
             ],
             turn.now_us,
         )
@@ -127,9 +127,9 @@ class Witness:
 def _by_entry(messages: Iterable[tuple[int, str, int]]) -> Iterable[tuple[int, bytes]]:
     """The ids of (entry, source, number), by entry. Without one, or a session, they are of an earlier
     version: they are not tracked."""
-    found: dict[int, list[bytes]] = {}
+    ids_by_entry: dict[int, list[bytes]] = {}
     for entry, source, number in messages:
         session = session_of(source)
         if entry and is_session(session):
-            found.setdefault(entry, []).append(queue_message_id(session, number))
-    return [(entry, b"".join(ids)) for entry, ids in found.items()]
+            ids_by_entry.setdefault(entry, []).append(queue_message_id(session, number))
+    return [(entry, b"".join(ids)) for entry, ids in ids_by_entry.items()]

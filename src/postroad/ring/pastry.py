@@ -161,9 +161,9 @@ def decode(data: bytes) -> Message:
         raise PeerError(f"a message of the ring of {len(data)} bytes cannot be read: {error}") from error
 
 
-def distance(one: int, other: int) -> int:
+def distance(first: int, second: int) -> int:
     """Round the ring, the shorter way."""
-    clockwise = (other - one) % _RING
+    clockwise = (second - first) % _RING
     return min(clockwise, _RING - clockwise)
 
 
@@ -188,7 +188,7 @@ class Pastry:
         self.near: list[tuple[int, NodeId]] = []  # (delay, node)
         self.asked: set[NodeId] = set()  # heard of and probed since the last heartbeat
         self.version = 1  # of the leaf set
-        self.told: frozenset[NodeId] = frozenset()  # the leaf set as of the last Changed
+        self.announced: frozenset[NodeId] = frozenset()  # the leaf set as of the last Changed
         self.turn = 0  # of all known nodes in order, whose turn it is to be probed
         self.heartbeat_at: int | None = None
         self.rows_at: int | None = None
@@ -315,8 +315,8 @@ class Pastry:
     def _shared_digits(self, value: int) -> int:
         return self._shared(self._me, value)
 
-    def _shared(self, one: int, other: int) -> int:
-        different = (one ^ other).bit_length()
+    def _shared(self, first: int, second: int) -> int:
+        different = (first ^ second).bit_length()
         return self._digits if not different else (ID_BITS - different) // self.settings.bits
 
     # Who has a place
@@ -547,10 +547,10 @@ class Pastry:
 
     def _end(self) -> None:
         leaves = frozenset(self._leaf_nodes())
-        if leaves != self.told:
+        if leaves != self.announced:
             self.version += 1
-            came, went = tuple(sorted(leaves - self.told)), tuple(sorted(self.told - leaves))
-            self.told = leaves
+            came, went = tuple(sorted(leaves - self.announced)), tuple(sorted(self.announced - leaves))
+            self.announced = leaves
             self.outputs.append(Changed(came, went))
 
 

@@ -32,7 +32,8 @@ class StreamKind(IntEnum):
 
     EVENTS = 1  # of a pubend
     FILTERING = 2  # which events of a pubend were for whom
-    QUEUES = 3
+    QUEUES = 3  # the writes of an arc's replica
+    BODIES = 4  # of an arc's messages that memory has no room for
 
 
 class LogStream(NamedTuple):

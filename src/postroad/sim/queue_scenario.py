@@ -2,8 +2,9 @@
 
 Brokers crash one at a time or all at once, loudly or silently, in the midst of a turn; they are cut off from
 each other, stalled, join late, and lose their disks (as a new broker then, and never more of them than leaves
-a replica). Some worlds are two networks that were founded apart and meet. After that everything is healed,
-and the judge looks at what came of it.
+a replica). Some worlds are two networks that were founded apart and meet; until then sources go from one to
+the other in the midst of what they send. After that everything is healed, and the judge looks at what came of
+it.
 """
 
 from __future__ import annotations
@@ -28,42 +29,68 @@ from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import EPOCH_US, Clock, World
 from postroad.sim.people.queue_users import QueueConsumer, QueueSource
 from postroad.tracking.strategies import make_tracking
-from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 LOOK_US: Final = 50 * MILLISECOND_US  # between two looks at who is responsible
 AFTER_US: Final = 5 * SECOND_US  # for which sources go on once everything is healed
 SETTLE_US: Final = 90 * SECOND_US  # in which everything has arrived and every arc is whole
 POLL_US: Final = 5 * SECOND_US
 LEAST_ELECTORS: Final = 3
+WANDER_US: Final = 2 * SECOND_US  # between two moves of sources, on average
 APART_EVERY: Final = 7  # seeds: one of them is a world of two networks that meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOutcome:
     seed: int
+    minutes: float
     brokers: int
     kept: int
     accepted: int
     views: int
+    spilled: int  # bytes that were moved to disk, by the brokers that run at the end
     faults: dict[str, int] = field(default_factory=dict)
     rule: str = ""  # "": every rule held
     text: str = ""
     story: tuple[str, ...] = ()
 
 
+def queue_broker(
+    process: Process,
+    world: World,
+    config: QueueConfig,
+    *,
+    identity: Identity,
+    dial: tuple[str, ...],
+) -> Broker:
+    """A broker of a simulated process, told of these addresses."""
+    settings = BrokerConfig(links=LinkSettings(address=process.address), dial=dial, queues=config)
+    now_us = process.clock.now_us()
+    filters, changes = process.histories.load()
+    tracking = make_tracking(
+        settings.tracking, me=identity.number, stored=filters, changes=changes, now_us=now_us
+    )
+    draw = world.random(f"draws/{identity.name}").randrange
+    stored = stored_in(process)
+    return Broker(settings, identity, draw=draw, now_us=now_us, tracking=tracking, stored=stored)
+
+
 class QueueScenario:
-    def __init__(self, *, seed: int, seconds: int = 60, faults: bool = True) -> None:
+    """`wandering`: where there are two networks, sources go from one to the other before these meet."""
+
+    def __init__(self, *, seed: int, seconds: int = 60, faults: bool = True, wandering: bool = True) -> None:
         self.world = World(seed)
         self.network = Network(self.world)
         self.ledger = QueueLedger()
         self.seconds = seconds
-        self._with_faults = faults
+        self._with_faults, self._wandering = faults, wandering
         chance = self._chance = self.world.random("queues")
         self._count = chance.choice((1, 2, 3, 3, 4, 5, 6, 8))
         self.config = QueueConfig(
             arcs=chance.choice((1, 2, 4)),
             replicas=chance.choice((1, 2, 3, 3)),
             electors=chance.choice((3, 5, 7)),
+            memory_bytes=self._memory_bytes(),
         )
         self.processes: dict[str, Process] = {}
         self._identities: dict[str, tuple[int, bytes]] = {}
@@ -93,6 +120,7 @@ class QueueScenario:
             )
             for at in range(chance.randint(1, 4))
         ]
+        absence = self.world.random("absence")
         self.consumers = [
             QueueConsumer(
                 self.world,
@@ -101,10 +129,15 @@ class QueueScenario:
                 self._addresses_of(at),
                 inbox=inbox,
                 ledger=self.ledger,
+                absent_us=absence.choice((0, 0, 5, 15)) * SECOND_US,
             )
             for inbox in inboxes
             for at in range(chance.choice((1, 1, 2, 3)))
         ]
+
+    def _memory_bytes(self) -> int:
+        """Most worlds have room for a few messages only: the bodies of others are on disk."""
+        return self.world.random("memory").choice((1_000, 4_000, 20_000, 64 * MIB))
 
     # -- two networks that were founded apart; `_second`: the place of the second founder, 0: there is none
 
@@ -129,6 +162,16 @@ class QueueScenario:
             process.crash(silently=False, style=CrashStyle())
         self._start(process)
 
+    def _wander(self) -> None:
+        """A source goes on in the other network, with what it has not been told of."""
+        if self._networks_joined:
+            return
+        chance = self.world.random("wandering")
+        self.faults["move"] += 1
+        mover = chance.choice(self.sources)
+        mover.go_to(self._addresses_of(chance.randrange(2)))
+        self.world.after(chance.randrange(1, 2 * WANDER_US), self._wander)
+
     # -- brokers
 
     def _process(self, at: int) -> Process:
@@ -142,19 +185,7 @@ class QueueScenario:
             self._boots[name] += 1
             boot = self._boots[name]
             identity = Identity(number=number, node=node, name=name, boot=boot, starts=boot)
-            config = BrokerConfig(
-                links=LinkSettings(address=process.address),
-                dial=self._told_of(at),
-                queues=self.config,
-            )
-            draw = self.world.random(f"draws/{name}").randrange
-            now_us = process.clock.now_us()
-            filters, changes = process.histories.load()
-            tracking = make_tracking(
-                config.tracking, me=number, stored=filters, changes=changes, now_us=now_us
-            )
-            stored = stored_in(process)
-            broker = Broker(config, identity, draw=draw, now_us=now_us, tracking=tracking, stored=stored)
+            broker = queue_broker(process, self.world, self.config, identity=identity, dial=self._told_of(at))
             return broker, boot
 
         process = Process(
@@ -198,6 +229,8 @@ class QueueScenario:
             self.world.after(self._chance.randrange(5 * SECOND_US), self._harm)
         if self._second:
             self.world.after(self._chance.randrange(self.seconds * SECOND_US), self._meet)
+            if self._wandering:
+                self.world.after(WANDER_US, self._wander)
         self.world.run(EPOCH_US + self.seconds * SECOND_US)
         self._harming = False
         self.network.heal()
@@ -234,13 +267,17 @@ class QueueScenario:
         self.world.after(LOOK_US, self._look)
 
     def _outcome(self, rule: str, text: str, story: tuple[str, ...]) -> QueueOutcome:
-        views = sum(int(broker.metrics()["queue_views_total"]) for broker in self.brokers().values())
+        metrics = [broker.metrics() for broker in self.brokers().values()]
+        views = sum(int(each["queue_views_total"]) for each in metrics)
+        spilled = sum(int(each["queue_spilled_bytes_total"]) for each in metrics)
         return QueueOutcome(
             seed=self.world.seed,
+            minutes=self.seconds / 60,
             brokers=self._count,
             kept=self.ledger.kept_count,
             accepted=self.ledger.accepted_count,
             views=views,
+            spilled=spilled,
             faults=dict(sorted(self.faults.items())),
             rule=rule,
             text=text,

@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 from tests.worlds.arcs import AGREEMENT, TAKE_OVER, A, B, C, D, Result, World, explore, pair
 
+from postroad.queues.arc_state import Incoming
 from postroad.queues.messages import (
     STARTED,
     Base,
@@ -28,7 +29,7 @@ from postroad.queues.messages import (
     View,
     Write,
 )
-from postroad.queues.views import Arc, Incoming
+from postroad.queues.views import Arc
 
 FIRST = 2  # the epoch of the first view of two replicas
 

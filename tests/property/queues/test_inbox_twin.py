@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from postroad.queues.inbox import (
+    MIN_BODY_BYTES,
     Accept,
     AcceptEach,
+    Extent,
     Inboxes,
     Join,
     Leave,
@@ -23,6 +25,9 @@ from postroad.queues.inbox import (
     Revive,
     Sweep,
     encode,
+    extent_of,
+    oldest_of,
+    with_body,
 )
 from postroad.queues.messages import Chain
 
@@ -305,3 +310,60 @@ def test_a_batch_does_what_its_messages_do_one_by_one(history: list[Operation]) 
         assert list(answer.each or (answer,) * len(singles)) == outcomes
         assert together.snapshot() == alone.snapshot()
         together.check()
+
+
+class Disk:
+    """Where a replica's bodies are while they are not in its memory."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, bytes] = {}
+
+    def move_out(self, replica: Inboxes, wanted: int) -> None:
+        chosen = replica.newest(wanted)
+        tick, record, moved = len(self.records) + 1, b"", []
+        for name, message in chosen:
+            moved.append((name, message, Extent(tick, len(record), len(message.payload), 0)))
+            record += message.payload
+        self.records[tick] = record
+        replica.move_out(moved)
+
+    def bring_back(self, replica: Inboxes) -> None:
+        if replica.live:
+            tick = min(replica.live)
+            replica.bring_back(tick, self.records[tick])
+
+    def read(self, message: Message) -> Message:
+        extent = extent_of(message)
+        return message if extent is None else with_body(message, self.records[extent.tick])
+
+
+@settings(max_examples=150)
+@given(st.lists(operations, min_size=10, max_size=40), st.lists(st.integers(0, 5), min_size=50, max_size=50))
+def test_where_bodies_are_changes_nothing(history: list[tuple[Operation, int]], moves: list[int]) -> None:
+    """Answers, deliveries and sizes are those of a replica that has every body in memory."""
+    limits = replace(LIMITS, inbox_bytes=1 << 20)
+    plain, spilling, twin, disk = Inboxes(limits), Inboxes(limits), Twin(), Disk()
+    for (drawn, index), move in zip([(FIRST, 0), *history], moves, strict=False):
+        operation = aimed(drawn, index, twin)
+        if isinstance(operation, Put):
+            large = [replace(each, payload=b"%d" % each.id * MIN_BODY_BYTES) for each in operation.messages]
+            operation = replace(operation, messages=tuple(large))
+        (answer,) = plain.apply(encode(operation))
+        assert spilling.apply(encode(operation)) == (answer,)
+        twin.perform(operation)
+        if move < 3:
+            disk.move_out(spilling, move * 1_000)
+        elif move == 3:
+            disk.bring_back(spilling)
+        elif move == 4:
+            spilling.install(spilling.snapshot())  # a mark, and a start from it
+        plain.check()
+        spilling.check()
+        assert spilling.bytes == plain.bytes
+        for consumer in CONSUMERS:
+            ready = spilling.ready("inbox", consumer, 3, 100)
+            assert [disk.read(message) for message in ready] == plain.ready("inbox", consumer, 3, 100)
+        if "inbox" in plain.inboxes:
+            assert list(map(disk.read, spilling.inboxes["inbox"].dead)) == plain.inboxes["inbox"].dead
+    oldest = min(spilling.live, default=0)
+    assert oldest_of(spilling.snapshot()) == oldest

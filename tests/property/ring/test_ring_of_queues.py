@@ -9,8 +9,8 @@ import pytest
 from tests.worlds.arcs import Network, Station
 from tests.worlds.rings import LONG, STABLE_S, Ring, bound, grown
 
+from postroad.queues.arc_state import Settings
 from postroad.queues.messages import Message, Node
-from postroad.queues.views import Settings
 
 ARCS = 8
 K = 3

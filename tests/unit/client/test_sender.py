@@ -35,6 +35,18 @@ class Shop(Script):
         return self.core.sender.add(SESSION, form, [posting(inbox) for inbox in inboxes], self.now, **given)
 
     def sends(self) -> list[wire.Send]:
+        """What goes out, once the chains of all inboxes are known."""
+        sends: list[wire.Send] = []
+        while new := self.sends_as_they_are():
+            for send in new:
+                places = [place for place, each in enumerate(send.messages) if not each.chain]
+                if send.form == "transactional" and places:
+                    self.answer(send, *places, state="gap", chain=b"c0")
+                else:
+                    sends.append(send)
+        return sends
+
+    def sends_as_they_are(self) -> list[wire.Send]:
         self.do(self.core.send_queued(self.now))
         return [message for message in self.sent() if isinstance(message, wire.Send)]
 
@@ -201,19 +213,53 @@ def test_an_unreliable_message_is_done_with_when_it_is_sent() -> None:
     assert isinstance(lost.error, DeniedError)
 
 
-def test_the_chain_of_the_first_sending_stays_with_the_id_and_the_inbox() -> None:
-    """Responsibility 9: ids are compared per chain of first sending."""
+def test_a_transactional_message_goes_out_only_with_the_chain_that_it_is_first_sent_in() -> None:
+    """Responsibility 9: ids are compared per chain of first sending, so nobody keeps one without it."""
     shop = Shop()
-    shop.add("a")
-    (send,) = shop.sends()
-    shop.answer(send, state="", code="unavailable", chain=b"c1")
+    shop.add("a", "a", "b")
+    (asking,) = shop.sends_as_they_are()
+    assert [(each.inbox, each.chain) for each in asking.messages] == [("a", b""), ("b", b"")]
+    assert shop.sends_as_they_are() == [], "the second waits for the answer to the first"
+    shop.answer(asking, 0, state="gap", chain=b"c1")
+    (send,) = shop.sends_as_they_are()
+    assert [(each.inbox, each.chain) for each in send.messages] == [("a", b"c1"), ("a", b"c1")]
+    shop.answer(asking, 1, state="", code="unavailable", reason="nobody answered")
+    assert shop.sends_as_they_are() == []
     shop.wait(PAUSE_US)
-    (again,) = [message for message in shop.sent() if isinstance(message, wire.Send)]
-    assert again.messages[0].chain == b"c1"
-    shop.answer(again, chain=b"c1")
+    (asking_again,) = [message for message in shop.sent() if isinstance(message, wire.Send)]
+    assert [(each.inbox, each.chain) for each in asking_again.messages] == [("b", b"")]
+    shop.answer(send, chain=b"c2")
+    assert len(shop.kept()) == 2
+    shop.add("a")
+    (later,) = shop.sends_as_they_are()
+    assert later.messages[0].chain == b"c1", "the first answer stays, wherever the client goes"
+
+
+def test_a_message_that_only_asked_for_its_chain_was_not_sent() -> None:
+    shop = Shop(outage_us=SECOND_US)
     shop.add("a", "b")
-    (later,) = shop.sends()
-    assert [each.chain for each in later.messages] == [b"c1", b""]
+    (asking,) = shop.sends_as_they_are()
+    shop.answer(asking, 0, state="gap", chain=b"c1")
+    shop.sends_as_they_are()
+    shop.wait(SECOND_US)
+    errors = [str(effect.error) for effect in shop.take(fx.Refused)]
+    assert ["outcome unknown" in error for error in errors] == [True, False]
+    assert "not sent, and withdrawn" in errors[1]
+    shop.add("b")
+    assert len(shop.sends_as_they_are()) == 1, "the next one asks"
+
+
+def test_a_transaction_waits_for_the_chains_of_all_its_inboxes() -> None:
+    shop = Shop()
+    shop.add("a", "b", together=True)
+    shop.add("a")
+    (asking,) = shop.sends_as_they_are()
+    shop.answer(asking, 1, state="gap", chain=b"c2")
+    assert shop.sends_as_they_are() == []
+    shop.answer(asking, 0, state="gap", chain=b"c1")
+    transaction, other = shop.sends_as_they_are()
+    assert [each.chain for each in transaction.messages] == [b"c1", b"c2"]
+    assert [each.after for each in other.messages] == [transaction.messages[0].id]
 
 
 def test_a_frame_has_a_limit_and_so_has_what_is_not_kept() -> None:
@@ -259,6 +305,6 @@ def test_a_session_ends_in_good_order_only_if_all_is_kept() -> None:
 def test_an_answer_that_cannot_be_true_breaks_the_protocol(answer: wire.Sent) -> None:
     shop = Shop()
     shop.add("a")
-    shop.sends()
+    shop.sends_as_they_are()
     shop.say(answer)
     assert shop.take(Close)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests.worlds.arcs import PATIENT, TIMED, A, B, C, D, Ledger, Network, Station, keep_all, pair
 
 from postroad.errors import PeerError, UsageError
+from postroad.queues.arc_state import Settings
 from postroad.queues.messages import (
     CLOSED,
     MAX_WRITE_BYTES,
@@ -20,6 +21,7 @@ from postroad.queues.messages import (
     Ask,
     Base,
     Chain,
+    Ended,
     Entry,
     Fetch,
     Installed,
@@ -43,7 +45,7 @@ from postroad.queues.messages import (
     decode,
     encode,
 )
-from postroad.queues.views import Arc, Settings
+from postroad.queues.views import Arc
 
 E, F, G = b"E", b"F", b"G"
 WIDE = Settings(replicas=2, electors=5)
@@ -151,6 +153,39 @@ def test_d_a_copy_in_pieces_leaves_the_old_state_until_it_is_whole() -> None:
     assert network.serving() == [A]
     assert network[B].ledger.trail == tuple(b"p%d@2" % number for number in range(1, 7))
     assert len([message for _, _, message in network.seen if isinstance(message, Load)]) > 3
+
+
+def test_d_a_copy_whose_bodies_are_not_here_yet_leaves_the_old_state_too() -> None:
+    network = pair(Settings(replicas=2, electors=3, tail_bytes=0))
+    network.write(A, b"p1@2")
+    # B misses the last write, and gets a copy.
+    network.drop = lambda _, message: isinstance(message, Write)
+    network.write(A, b"p2@2")
+    network.drop = keep_all
+    network[B].gathers = []
+    network.candidates((A, B, C, D), A)
+    network[A].core.broken = True
+    network.tick(A)
+    network.settle()
+    (gather,) = network[B].gathers
+    assert gather.source == A
+    assert network[B].ledger.trail == (b"p1@2",)
+    network.tick(A)  # it offers the copy again, and nothing comes of it
+    assert network[B].gathers == [gather]
+    assert not network.serving()
+    # What it refers to is gone: the copy is asked for anew.
+    network.do(B, lambda arc: arc.gathered(gather, None, network.now_us))
+    network.run(1)
+    assert len(network[B].gathers) > 1
+    assert network[B].ledger.trail == (b"p1@2",)
+    newest = network[B].gathers[-1]
+    network[B].gathers = None
+    network.do(B, lambda arc: arc.gathered(newest, newest.state, network.now_us))
+    network.run()
+    assert network[B].ledger.trail == (b"p1@2", b"p2@2")
+    assert len(network.serving()) == 1
+    network.do(B, lambda arc: arc.gathered(newest, newest.state, network.now_us))  # nobody waits for it
+    assert network[B].ledger.trail == (b"p1@2", b"p2@2")
 
 
 def test_e_a_replica_that_lost_its_memory_is_not_read_while_the_other_has_all() -> None:
@@ -267,26 +302,9 @@ def test_l_a_rescue_takes_the_best_of_what_is_left() -> None:
         Arc(E, 1, PATIENT, Ledger()).rescue((E,), 0)
 
 
-def test_m_a_wiped_broker_whose_seeds_are_silent_founds_nothing() -> None:
-    network = Network((B, C, D))
-    network.away = {B, C}
-    network.do(D, lambda arc: arc.begin((B, C), 0))
-    network.run()
-    assert network[D].core.view is None
-    network.away = {B}
-    network.run()
-    assert network[D].core.view is None, "B may know a chain"
-
-
-def test_brokers_that_name_each_other_found_one_chain_and_one_that_was_told_of_nobody_founds() -> None:
-    network = Network((A, B, C))
-    for name in (C, B, A):
-        network.do(name, lambda arc: arc.begin((A, B, C), 0))
-    network.run()
-    assert network.serving() == [A]
-    assert network.view(B) == network.view(C) == network.view(A)
+def test_a_chain_is_founded_once() -> None:
     alone = Network((D,))
-    alone.do(D, lambda arc: arc.begin((), 0))
+    alone.do(D, lambda arc: arc.found(0))
     assert alone.serving() == [D]
     with pytest.raises(UsageError, match="has a chain already"):
         alone[D].core.found(0)
@@ -402,6 +420,30 @@ def test_a_broker_that_is_no_elector_leaves_a_chain_that_was_taken_in() -> None:
     network.deliver(A, D, Know(network.view(A)))
     network.run()
     assert network.view(D) == network.view(A)
+
+
+def test_a_broker_that_knows_only_that_its_chain_is_closed_asks_what_became_of_it() -> None:
+    """Found by simulator seed 72271: it was in a cut when the others left the chain, and kept its replica."""
+    network = Network((A, C, D, E))
+    network.do(A, lambda arc: arc.found(0))
+    network.do(C, lambda arc: arc.found(0))
+    network.candidates((C, D, E), C)
+    network.run()
+
+    def is_of_the_other(to: Node, message: Message) -> bool:
+        news = isinstance(message, Know) and message.view.chain == Chain(0, A, A)
+        return to == E and (news or isinstance(message, Ended))
+
+    network.drop = is_of_the_other
+    network.candidates((A, C, D), A, C, D)
+    network.run()
+    assert network.view(D).chain == Chain(0, A, A)
+    assert (network.view(E).stage, network[E].core.rival) == (CLOSED, None)
+    network.drop = keep_all
+    network.run()
+    assert network.view(E) == network.view(A)
+    assert network[E].core.chain is None, "its replica is of no use any more"
+    assert network[E].core.next_deadline() is None
 
 
 def test_writes_are_applied_in_order_once_and_gaps_are_sent_again() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from postroad.ids import SESSION_BYTES, SESSION_DRAWN_BYTES, first_number, session_from
 from postroad.sim.judge.queues import QueueLedger
 from postroad.sim.machine.network import Network
@@ -22,6 +24,11 @@ AGAIN_US: Final = 300 * MILLISECOND_US  # before something that was refused for 
 SILENT_US: Final = 15 * SECOND_US  # without an answer, a user goes elsewhere
 OUTSTANDING: Final = 8
 WINDOW: Final = 8
+
+
+def body_of(number: int) -> bytes:
+    """What a message says, so that its consumer can tell whether that is what was sent."""
+    return b"%d " % number * (10 + number % 20)
 
 
 class _User:
@@ -121,31 +128,40 @@ class QueueSource(_User):
         self._inboxes, self._pause_us, self._ledger = inboxes, pause_us, ledger
         self._last = 0
         self._after: dict[str, int] = {}
-        self._chains: dict[str, bytes] = {}
+        self._chains: dict[str, bytes] = {}  # of each inbox, as the first answer said
         self.waiting: dict[int, Posting] = {}  # by id, in order: not answered
-        world.after(pause_us, self._send)
+        world.after(pause_us, self._send_on)
 
-    def _send(self) -> None:
+    def _send_on(self) -> None:
         if self.stopped:
             return
         if len(self.waiting) < OUTSTANDING:
-            self._last = max(self._last + 1, first_number(self.world.now_us // MILLISECOND_US))
-            inbox = self._chance.choice(self._inboxes)
-            posting = Posting(
-                inbox=inbox,
-                id=self._last,
-                after=self._after.get(inbox, 0),
-                payload=b"%d" % self._last,
-                chain=self._chains.get(inbox, b""),
-            )
-            self._after[inbox] = self._last
-            self.waiting[self._last] = posting
-            self._ledger.sent(self.name, inbox, self._last)
-            if self.up:
-                self._post(posting)
-        self.world.after(self._chance.randrange(1, 2 * self._pause_us), self._send)
+            self.send()
+        self.world.after(self._chance.randrange(1, 2 * self._pause_us), self._send_on)
+
+    def send(self) -> None:
+        """The next message, to any of the inboxes."""
+        self._last = max(self._last + 1, first_number(self.world.now_us // MILLISECOND_US))
+        inbox = self._chance.choice(self._inboxes)
+        posting = Posting(
+            inbox=inbox,
+            id=self._last,
+            after=self._after.get(inbox, 0),
+            payload=body_of(self._last),
+        )
+        self._after[inbox] = self._last
+        self.waiting[self._last] = posting
+        self._ledger.sent(self.name, inbox, self._last)
+        if self.up:
+            self._post(posting)
+
+    def go_to(self, addresses: list[str]) -> None:
+        """Give up the connection and what is on its way over it, and go on with these brokers."""
+        self._addresses = addresses
+        self.leave()
 
     def _post(self, posting: Posting) -> None:
+        posting = replace(posting, chain=self._chains.get(posting.inbox, b""))
         self.say(
             frames.Send(
                 number=posting.id,
@@ -168,8 +184,10 @@ class QueueSource(_User):
             return
         if message.state == "kept":
             del self.waiting[message.number]
-            self._chains[posting.inbox] = message.chain
             self._ledger.kept(self.name, posting.inbox, posting.id)
+        elif message.state == "gap" and message.chain and posting.inbox not in self._chains:
+            self._chains[posting.inbox] = message.chain
+            self._post(posting)
         elif message.state == "gap" or message.code in ("unavailable", "full"):
             self.later(lambda: self._post(posting) if posting.id in self.waiting else None)
         else:
@@ -188,9 +206,12 @@ class QueueConsumer(_User):
         *,
         inbox: str,
         ledger: QueueLedger,
+        absent_us: int = 0,
     ) -> None:
+        """`absent_us`: for so long it does not receive, and messages wait for it."""
         super().__init__(world, network, name, addresses)
         self._inbox, self._ledger = inbox, ledger
+        self._from_us = world.now_us + absent_us
         self._consumer = self._chance.randbytes(8)
         self._number = 0
         self._place = b""
@@ -203,6 +224,9 @@ class QueueConsumer(_User):
         self._join()
 
     def _join(self) -> None:
+        if self.world.now_us < self._from_us:
+            self.later(self._join)
+            return
         self.say(
             frames.Receive(number=self._number, inbox=self._inbox, consumer=self._consumer, window=WINDOW)
         )
@@ -221,6 +245,8 @@ class QueueConsumer(_User):
         elif isinstance(message, frames.Messages) and message.place >= self._place:
             self._place = message.place
             for each in message.messages:
+                if each.payload != body_of(each.id):
+                    self._ledger.wrong(f"{self.name} got {each.payload[:40]!r} as message {each.id}")
                 self._settle(each.key, (each.source, each.id))
         elif isinstance(message, frames.Settled):
             self._settled(message)
