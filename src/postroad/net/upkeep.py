@@ -78,9 +78,9 @@ class Upkeep:
             self._timer.cancel()
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_once_more)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_and_wait)
 
-    def _look_once_more(self) -> None:
+    def _look_and_wait(self) -> None:
         self._wait()
         self.look()
 
@@ -90,8 +90,8 @@ class Upkeep:
         is_calm, self._seen = inputs - self._seen < CALM_INPUTS, inputs
         if self._looks >= (COLLECT_S if is_calm else LATEST_S):
             self._looks = 0
-            unreachable = gc.collect()
-            LOGGER.debug("a full collection found %d objects", unreachable)
+            freed = gc.collect()
+            LOGGER.debug("a full collection found %d objects", freed)
         free_bytes = self._allocator.free_bytes()
         self._floor = min(self._floor, free_bytes)
         if free_bytes > self._floor + FREE_BYTES:

@@ -18,7 +18,7 @@ class Net(DurableNet):
     """The clock of the first broker is ahead of the others'."""
 
     def __init__(self, count: int, links: list[tuple[int, int]], ahead_us: int) -> None:
-        self.ahead_us = ahead_us
+        self.pubend_ahead_us = ahead_us
         super().__init__(count, links)
 
     def start(self, at: int) -> None:
@@ -26,7 +26,7 @@ class Net(DurableNet):
         broker = self.brokers[at]
         if at == 0 and broker is not None:
             handle = broker.handle
-            broker.handle = lambda inputs, now_us: handle(inputs, now_us + self.ahead_us)  # type: ignore[method-assign]
+            broker.handle = lambda inputs, now_us: handle(inputs, now_us + self.pubend_ahead_us)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("ahead_s", "taken"), [(50, True), (70, False), (3_500, False)])
@@ -111,7 +111,7 @@ def test_a_clock_that_was_put_right_does_not_end_who_comes_back_before_the_strea
     publisher.send(publisher.durable("t", *numbers(0, 3)))
     net.wait(2)
     assert reader.got() == numbers(0, 3)
-    net.ahead_us = 0
+    net.pubend_ahead_us = 0
     net.kill(at)
     net.slow.add(at)
     net.start(at)
