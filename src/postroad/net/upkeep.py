@@ -23,7 +23,7 @@ from postroad.units import MIB
 LOOK_S: Final = 1.0
 CALM_INPUTS: Final = 50  # in a second: fewer, and nobody is kept waiting
 COLLECT_S: Final = 60  # between full collections in calm moments
-LATEST_S: Final = 3_600  # a process that is never calm has one this often
+LATEST_S: Final = 300  # a process that is never calm has one this often
 FREE_BYTES: Final = 8 * MIB  # more than that came free since the last time: it is given back
 _NEVER: Final = 1 << 30  # collections of the young generations before a full one
 
