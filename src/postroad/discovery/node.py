@@ -154,10 +154,12 @@ class DiscoveryNode:
             self._counters["dropped_total"] += 1
             return
         try:
-            opened = self._envelopes.unpack(datagram.data, now_us)
+            self._handle(self._envelopes.unpack(datagram.data, now_us), datagram, now_us)
         except PeerError:
             self._counters["malformed_total"] += 1
-            return
+
+    def _handle(self, opened: Opened, datagram: Datagram, now_us: int) -> None:
+        """PeerError for a key that nothing can be encrypted for."""
         message = opened.message
         if isinstance(message, Request):
             self._on_request(message, opened, datagram, now_us)

@@ -319,8 +319,11 @@ class Discovery:
             network=min(reachable),
             members=len(reachable),
         )
-        self._counters["responses"] += 1
-        self._send(turn, endpoint, response, request.key)
+        try:
+            self._send(turn, endpoint, response, request.key)
+            self._counters["responses"] += 1
+        except PeerError:  # a key that nothing can be encrypted for: the requester's fault, not a neighbour's
+            self._counters["malformed"] += 1
 
     def _on_ping(self, turn: Turn, message: Ping, source: Endpoint) -> None:
         known = bool(self._secret) and hmac.compare_digest(message.key, self._secret)
