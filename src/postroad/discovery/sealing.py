@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 from postroad.errors import PeerError, UsageError
-from postroad.wire.discovery import Sealed
+from postroad.wire.discovery import MAX_NAME_BYTES, Sealed
 
 MAX_CERTIFICATE_BYTES: Final = 640  # so that the largest of our messages fits beside it
 MAX_CHECKED: Final = 1_000  # certificates whose check is remembered
@@ -169,6 +169,6 @@ def _verify(certificate: x509.Certificate, signature: bytes, data: bytes) -> Non
 def _name(certificate: x509.Certificate) -> str:
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = str(names[0].value) if names else ""
-    if not name or not name.isprintable():
-        raise PeerError("a certificate without a name")
+    if not 0 < len(name.encode()) <= MAX_NAME_BYTES or not name.isprintable():
+        raise PeerError(f"a certificate without a name, or with one over {MAX_NAME_BYTES} bytes")
     return name

@@ -27,8 +27,10 @@ MAX_TRANSPORTS: Final = 8
 MAX_TRANSPORT_BYTES: Final = 32
 MAX_HOST_BYTES: Final = 64  # a numeric address, with an interface
 MAX_ATTEMPTS: Final = 16  # of one request
-MAX_TIME_US: Final = 1 << 62
+MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
+MAX_TIME_US: Final = 1 << 53  # until the year 2255; sums and differences of some such times are encoded
 MAX_COUNT: Final = 1 << 32
+MAX_MEMBERS: Final = 10_000  # brokers of one network
 MAX_BYTES: Final = 1 << 62
 MAX_LIFETIME_S: Final = 3_600
 # A request is at least this long, so that a cookie, which answers it wherever it seems to come from, is not
@@ -218,7 +220,7 @@ _LENGTHS: Final[dict[str, tuple[int, int]]] = {
     "ephemeral": (0, KEY_BYTES),
 }
 # Field -> the numbers that it may be, from .. to.
-_NUMBERS: Final[dict[str, tuple[int, int]]] = {
+NUMBERS: Final[dict[str, tuple[int, int]]] = {
     "attempt": (1, MAX_ATTEMPTS),
     "sent_us": (-MAX_TIME_US, MAX_TIME_US),
     "time_us": (-MAX_TIME_US, MAX_TIME_US),
@@ -226,8 +228,9 @@ _NUMBERS: Final[dict[str, tuple[int, int]]] = {
     "port": (1, 65_535),
     "broker": (1, MAX_COUNT - 1),
     "network": (1, MAX_COUNT - 1),
-    "members": (1, MAX_COUNT - 1),
+    "members": (1, MAX_MEMBERS),
     "brokers": (0, MAX_COUNT - 1),
+    "kind": (0, 255),
     "lifetime_s": (0, MAX_LIFETIME_S),
     "connections": (0, MAX_COUNT - 1),
     "links": (0, MAX_COUNT - 1),
@@ -288,7 +291,7 @@ def _check(message: msgspec.Struct) -> None:
             if isinstance(value, str) and not value.isprintable():
                 raise PeerError(f"{field} is not printable")
         elif isinstance(value, int):
-            least, most = _NUMBERS.get(field, (0, 255))
+            least, most = NUMBERS[field]
             if not least <= value <= most:
                 raise PeerError(f"{field} = {value}, it is {least} to {most}")
         elif isinstance(value, float):

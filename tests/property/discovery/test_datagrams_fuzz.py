@@ -29,6 +29,7 @@ from postroad.seam.datagrams import Datagram, SendTo
 from postroad.wire.datagrams import MAX_DATAGRAM_BYTES, is_ours, pack
 from postroad.wire.discovery import (
     MESSAGES,
+    NUMBERS,
     Acknowledge,
     Advertise,
     Advertised,
@@ -129,6 +130,42 @@ def test_what_is_out_of_bounds_is_its_senders_error(field: str, value: object) -
     bad = msgspec.structs.replace(response, **{field: value})
     with pytest.raises(PeerError):
         decode(encode(bad))
+
+
+def numbers() -> list[tuple[Message, str]]:
+    """Every number in every message, those within its usage, too."""
+    return [
+        (message, f"{prefix}{field}")
+        for message in SAMPLES
+        for prefix, part in (("", message), ("usage.", getattr(message, "usage", None)))
+        if part is not None
+        for field in part.__struct_fields__
+        if type(getattr(part, field)) is int
+    ]
+
+
+def with_number(message: Message, path: str, value: int) -> Message:
+    outer, _, field = path.rpartition(".")
+    if not outer:
+        return msgspec.structs.replace(message, **{field: value})
+    return msgspec.structs.replace(
+        message, **{outer: msgspec.structs.replace(getattr(message, outer), **{field: value})}
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "path"), numbers(), ids=[f"{type(message).__name__}.{path}" for message, path in numbers()]
+)
+def test_every_number_has_a_bound_and_sums_of_what_it_lets_pass_can_be_encoded(
+    message: Message, path: str
+) -> None:
+    least, most = NUMBERS[path.rpartition(".")[2]]
+    assert 4 * max(abs(least), most) < 1 << 63 or path.endswith("_bytes")
+    for value in (least, most):
+        assert decode(encode(with_number(message, path, value))) == with_number(message, path, value)
+    for value in (least - 1, most + 1):
+        with pytest.raises(PeerError):
+            decode(encode(with_number(message, path, value)))
 
 
 class Targets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
 from postroad.discovery import node
@@ -11,6 +12,7 @@ from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.discovery import (
+    MAX_TIME_US,
     MIN_REQUEST_BYTES,
     Acknowledge,
     Advertise,
@@ -201,3 +203,19 @@ def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
     )
     assert stage.say(("203.0.113.9", 1), message) == []
     assert stage.request() == ({1}, 1)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_clocks_as_far_off_as_they_can_be_said_end_no_node(sign: int) -> None:
+    """Of a broker that was admitted, and of a requester."""
+    stage = Stage()
+    assert stage.advertise(1)
+    broker, requester = ("192.0.2.1", 7420), ("198.51.100.1", 4000)
+    for time_us in (MAX_TIME_US, 1 << 62):
+        stage.say(broker, Pong(key=bytes([1]) * 16, sent_us=sign * time_us, time_us=-sign * time_us))
+        request = Request(uuid=time_us.to_bytes(16, "big"), attempt=1, sent_us=0, offset_us=-sign * time_us)
+        for answer in stage.say(requester, request):
+            assert isinstance(answer, Cookie)
+            request = msgspec.structs.replace(request, cookie=answer.cookie)
+            sent = stage.node.handle([Datagram(requester, encode(request))], stage.now_us)
+            assert [one.endpoint for one in sent if isinstance(one, SendTo)] == [broker, requester]
