@@ -175,13 +175,17 @@ class _Run:
 async def resolve(
     addresses: Sequence[str], default_port: int = DEFAULT_PORT, *, must: bool = True
 ) -> list[Endpoint]:
-    """Numeric endpoints, one for each address; with `must` UsageError for one that has none."""
+    """Numeric endpoints, one for each address; for one that has none, or is none, UsageError with `must`."""
     endpoints: list[Endpoint] = []
     loop = asyncio.get_running_loop()
     for address in addresses:
-        host, port = parse_address(address, default_port)
         try:
+            host, port = parse_address(address, default_port)
             rows = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except UsageError:
+            if must:
+                raise
+            continue
         except (OSError, UnicodeError):
             if must:
                 raise UsageError(f"{address!r}: no such host") from None

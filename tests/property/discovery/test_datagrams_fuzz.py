@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.worlds.certificates import Certificates
 
 from postroad.broker.core import Broker
-from postroad.config import BrokerConfig, TlsConfig
+from postroad.config import BrokerConfig, TlsConfig, parse_address
 from postroad.discovery.envelopes import Envelopes, Sealer
 from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.discovery.search import Search, Stage
@@ -46,6 +46,7 @@ from postroad.wire.discovery import (
     decode,
     encode,
 )
+from postroad.wire.frames import check_address
 
 NOW_US = 1_700_000_000_000_000
 FEW, MANY, PARTS = 20_000, 100_000, 10  # many of each of so many parts: a million
@@ -307,3 +308,14 @@ def test_any_bytes_are_a_message_or_a_peers_error(body: bytes, kind: int) -> Non
     except PeerError:
         return
     assert isinstance(message, Message)
+
+
+@given(
+    st.text(alphabet="a1[]:/.% \\é\x00", max_size=12).map(lambda host: f"{host}:80") | st.text(max_size=20)
+)
+def test_whoever_is_told_an_address_that_passes_can_read_it(address: str) -> None:
+    try:
+        check_address(address)
+    except PeerError:
+        return
+    assert not address or parse_address(address)[1] > 0
