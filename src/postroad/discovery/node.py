@@ -26,7 +26,7 @@ from postroad.discovery.memory import REMEMBERED, Memory
 from postroad.discovery.policy import Policy, credential
 from postroad.discovery.rates import Rates
 from postroad.discovery.settings import check_realms
-from postroad.errors import BugError, PeerError
+from postroad.errors import BugError, PeerError, UsageError
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Effect
 from postroad.seam.inputs import Input
@@ -34,6 +34,7 @@ from postroad.seam.inputs import Opened as ConnectionOpened
 from postroad.seam.levels import Level
 from postroad.units import SECOND_US
 from postroad.wire.discovery import (
+    MAX_NAME_BYTES,
     SECRET_BYTES,
     UUID_BYTES,
     Acknowledge,
@@ -80,6 +81,10 @@ class NodeSettings:
     remember: int = REMEMBERED
 
     def __post_init__(self) -> None:
+        if len(self.name.encode()) > MAX_NAME_BYTES or not self.name.isprintable():
+            raise UsageError(
+                f"the name of a discovery node is printable and has at most {MAX_NAME_BYTES} bytes"
+            )
         check_realms(self.realms)
 
 

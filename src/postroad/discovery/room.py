@@ -47,6 +47,7 @@ from postroad.wire.discovery import (
     MAX_HOPS,
     MAX_TIME_US,
     SECRET_BYTES,
+    TRANSPORTS,
     UUID_BYTES,
     Advertise,
     Advertised,
@@ -70,7 +71,6 @@ SEARCH_FIRST_US: Final = 5 * SECOND_US  # before looking for brokers to link wit
 SEARCH_LAST_US: Final = 60 * SECOND_US
 PRIVATE_LIFE_US: Final = 120 * SECOND_US  # of a private discovery node that no longer announces itself
 MAX_ELSEWHERE: Final = 8  # brokers that clients of one that stops are told of
-TRANSPORTS: Final = ("tcp", "udp")
 COUNTERS: Final = (
     "requests",
     "refused",

@@ -40,6 +40,7 @@ from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.units import MILLISECOND_US
 from postroad.wire.discovery import (
     MAX_ATTEMPTS,
+    TRANSPORTS,
     UUID_BYTES,
     Acknowledge,
     Cookie,
@@ -63,7 +64,6 @@ MORE_PINGS: Final = 12  # for a broker that did not answer so many as it should
 SILENCE_US: Final = 150 * MILLISECOND_US  # before these, while nobody has answered a ping
 DOUBT_SHARE: Final = 0.2  # of an estimated delay: clocks and paths are not what they seem
 DOUBT_US: Final = 2 * MILLISECOND_US  # and that
-TRANSPORTS: Final = ("tcp", "udp")
 
 
 class Stage(Enum):

@@ -25,6 +25,7 @@ MAX_NAME_BYTES: Final = 128
 MAX_PLACE_BYTES: Final = 128  # of a geography or an institution
 MAX_TRANSPORTS: Final = 8
 MAX_TRANSPORT_BYTES: Final = 32
+TRANSPORTS: Final = ("tcp", "udp")  # of this version
 MAX_HOST_BYTES: Final = 64  # a numeric address, with an interface
 MAX_ATTEMPTS: Final = 16  # of one request
 MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
