@@ -18,6 +18,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -427,16 +428,15 @@ class Discovery:
                 linked = candidate.response.broker in self._flooding
                 if wanted > 0 and not linked and candidate.address != self._address:
                     wanted -= 1
-                    self._links.dial(candidate.address, turn.now_us)
-                    if candidate.address not in self._joined:
+                    if self._links.dial(candidate.address, turn.now_us):
                         self._joined.append(candidate.address)
                         name = candidate.response.name
                         turn.note("info", f"found broker {name!r} at {candidate.address}: linking")
             self._remember(turn, [candidate.endpoint for candidate in search.result.candidates])
-            # An address that turned out dead is not kept for ever.
-            for address in self._joined[: -2 * self._config.links]:
-                self._joined.remove(address)
-                self._links.undial(turn, address)
+            # Addresses that turned out dead are not kept for ever: the oldest go first.
+            excess = len(self._joined) - 2 * self._config.links
+            dropped = list(islice(filter(self._links.undial, self._joined), max(0, excess)))
+            self._joined = [address for address in self._joined if address not in dropped]
         elif self._counters["searches"] == 1 and not len(self._flooding):
             turn.note("info", "no broker to link with yet: looking for one from time to time")
         self._search_us = turn.now_us + self._search_pause_us
