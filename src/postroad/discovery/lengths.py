@@ -18,6 +18,7 @@ from postroad.wire.discovery import (
     MAX_MEMBERS,
     MAX_NAME_BYTES,
     MAX_TIME_US,
+    PROOF_BYTES,
     SECRET_BYTES,
     TRANSPORTS,
     UUID_BYTES,
@@ -72,6 +73,8 @@ def check_lengths(
         ),
         network=MAX_COUNT - 1,
         members=MAX_MEMBERS,
+        proof=bytes(PROOF_BYTES),
+        link_proof=bytes(PROOF_BYTES),
     )
     excess = max(_length(message, sealer) for message in (advertise, response)) - MAX_DATAGRAM_BYTES
     if excess > 0:

@@ -27,7 +27,7 @@ from postroad.clocks import ClockOffset
 from postroad.discovery.envelopes import Envelopes, Opened, Sealer
 from postroad.discovery.gate import Gate, Verdict
 from postroad.discovery.memory import Memory
-from postroad.discovery.policy import Policy, credential
+from postroad.discovery.policy import Policy, credential, prove
 from postroad.discovery.rates import Rates
 from postroad.discovery.search import MAX_KNOWN, Search, Stage
 from postroad.discovery.settings import MAX_NODES, DiscoveryConfig
@@ -119,6 +119,7 @@ class Discovery:
         me: Identity,
         config: DiscoveryConfig,
         auth: AuthConfig,
+        link_token: str,
         address: str,
         endpoint: Callable[[str], Endpoint],
         links: Links,
@@ -135,7 +136,7 @@ class Discovery:
         self._flooding = flooding
         self._topology = topology
         self._draw = draw
-        self.reload(auth, config.token, sealer)
+        self.reload(auth, config.token, link_token, sealer)
         self._memory = Memory(config.remember)
         self._rates = Rates()
         self._usage = Usage()
@@ -158,9 +159,11 @@ class Discovery:
         board.metrics(self._metrics)
         board.status("discovery", self._status)
 
-    def reload(self, auth: AuthConfig, token: str, sealer: Sealer | None) -> None:
-        """These tokens and certificates hold from now on, and `token` is what we show."""
+    def reload(self, auth: AuthConfig, token: str, link_token: str, sealer: Sealer | None) -> None:
+        """These tokens and certificates hold from now on; `token` is what requests and advertisements show,
+        `link_token` what brokers are shown that we link with."""
         self._token = token
+        self._link_token = link_token
         self._envelopes = Envelopes(sealer)
         policy = Policy(
             auth.tokens,
@@ -323,8 +326,9 @@ class Discovery:
             network=min(reachable),
             members=len(reachable),
         )
+        key = self._gate.policy.key(uuid=request.uuid, cookie=request.cookie, credential=request.credential)
         try:
-            self._send(turn, endpoint, response, request.key)
+            self._send(turn, endpoint, prove(response, key, self._link_token), request.key)
             self._counters["responses"] += 1
         except PeerError:  # a key that nothing can be encrypted for: the requester's fault, not a neighbour's
             self._counters["malformed"] += 1
@@ -416,6 +420,7 @@ class Discovery:
             draw=self._draw,
             envelopes=self._envelopes,
             token=self._token,
+            proof_token=self._link_token,
             me=self._me.number,
         )
         self._send_all(turn, self._search.start(turn.now_us))

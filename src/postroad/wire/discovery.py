@@ -20,6 +20,7 @@ UUID_BYTES: Final = 16
 KEY_BYTES: Final = 32  # of X25519
 COOKIE_BYTES: Final = 24
 CREDENTIAL_BYTES: Final = 24
+PROOF_BYTES: Final = 16
 SECRET_BYTES: Final = 16
 MAX_NAME_BYTES: Final = 128
 MAX_PLACE_BYTES: Final = 128  # of a geography or an institution
@@ -128,6 +129,8 @@ class Response(Message, frozen=True, kw_only=True):
     usage: Usage
     network: int  # the least number of the brokers that it reaches: those of one network say the same
     members: int  # of that network
+    proof: bytes = b""  # that it knows the token of the request's credential; "" if that showed none
+    link_proof: bytes = b""  # then also that it has the token which it shows to brokers that it links with
 
 
 class Ping(Message, frozen=True, kw_only=True):
@@ -212,6 +215,8 @@ _LENGTHS: Final[dict[str, tuple[int, int]]] = {
     "uuid": (UUID_BYTES, UUID_BYTES),
     "cookie": (0, COOKIE_BYTES),
     "credential": (0, CREDENTIAL_BYTES),
+    "proof": (0, PROOF_BYTES),
+    "link_proof": (0, PROOF_BYTES),
     "secret": (SECRET_BYTES, SECRET_BYTES),
     "ping_key": (COOKIE_BYTES, COOKIE_BYTES),
     "name": (0, MAX_NAME_BYTES),
