@@ -184,13 +184,12 @@ def test_a_node_takes_the_regions_of_its_interest_only() -> None:
     assert stage.request() == ({1}, 1)
 
 
-def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
-    stage = Stage()
-    assert stage.advertise(1)
+def moved(stage: Stage) -> bool:
+    """Whether the node takes an advertisement of broker 1 from elsewhere, with another secret."""
     message = Advertise(
         uuid=bytes(16),
         broker=1,
-        name="evil",
+        name="moved",
         address="",
         transports=(),
         geography="",
@@ -201,8 +200,34 @@ def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
         lifetime_s=60,
         sent_us=0,
     )
-    assert stage.say(("203.0.113.9", 1), message) == []
+    source = ("192.0.2.99", 1)
+    for answer in stage.say(source, message):
+        if isinstance(answer, Cookie):
+            return bool(stage.say(source, msgspec.structs.replace(message, cookie=answer.cookie)))
+    return False
+
+
+def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    for _ in range(20):
+        assert not moved(stage)
+        stage.now_us += SECOND_US
     assert stage.request() == ({1}, 1)
+
+
+def test_a_broker_that_restarted_at_another_port_is_taken_once_the_old_one_is_silent() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    stage.distances.clear()
+    taken = []
+    for _ in range(5):
+        stage.now_us += SECOND_US
+        taken.append(moved(stage))
+    assert taken[0] is False
+    assert taken[-1] is True
+    stage.node.check()
+    assert stage.request() == ({99}, 1)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
