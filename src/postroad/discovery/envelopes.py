@@ -39,6 +39,10 @@ class Sealer(Protocol):
         """The body and the verified name of its sender; PeerError if either cannot be had."""
         ...
 
+    def check_key(self, key: bytes) -> None:
+        """PeerError for a key that nothing can be encrypted for."""
+        ...
+
 
 class Opened(msgspec.Struct, frozen=True):
     message: Message
@@ -78,4 +82,7 @@ class Envelopes:
         inner = decode_body(message.kind, body)
         if isinstance(inner, Sealed):
             raise PeerError("a sealed message in a sealed one")
+        key = getattr(inner, "key", b"")
+        if key and not isinstance(inner, Ping | Pong):
+            self._sealer.check_key(key)  # now: who answers it later need not reckon with its failure
         return Opened(inner, certificate)

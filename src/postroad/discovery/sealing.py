@@ -112,6 +112,9 @@ class CertificateSealer:
         except InvalidTag:
             raise PeerError("a datagram that was not encrypted for us") from None
 
+    def check_key(self, key: bytes) -> None:
+        _agree(self._agreement, key)
+
     def check(self, der: bytes, now_us: int) -> x509.Certificate:
         """The certificate, if an authority here signed it and it is valid now."""
         certificate = self._checked.get(der)
@@ -146,11 +149,15 @@ def _signed(kind: int, ephemeral: bytes, to: bytes, body: bytes) -> bytes:
 
 
 def _cipher(private: X25519PrivateKey, public: bytes, ephemeral: bytes) -> ChaCha20Poly1305:
+    shared = _agree(private, public)
+    return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt=ephemeral, info=_INFO).derive(shared))
+
+
+def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
     try:
-        shared = private.exchange(X25519PublicKey.from_public_bytes(public))
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise PeerError("a key that agrees with none") from None
-    return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt=ephemeral, info=_INFO).derive(shared))
 
 
 def _verify(certificate: x509.Certificate, signature: bytes, data: bytes) -> None:

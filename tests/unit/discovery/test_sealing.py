@@ -127,6 +127,14 @@ def test_a_certificate_that_expired_is_refused(sealer: Make) -> None:
         Envelopes(bob).unpack(data, NOW_US + 3 * DAY_US)
 
 
+def test_a_key_that_nothing_can_be_encrypted_for_is_refused_when_it_comes(sealer: Make) -> None:
+    """Not when something is to be sent there, which may be at any time."""
+    alice, bob = sealer("alice"), sealer("bob")
+    cookie = Cookie(uuid=bytes(16), cookie=bytes(24), sent_us=0, time_us=0, key=bytes(32))
+    with pytest.raises(PeerError, match="agrees with none"):
+        Envelopes(bob).unpack(Envelopes(alice).pack(cookie, bob.public_key), NOW_US)
+
+
 def test_sealed_and_plain_do_not_mix_but_for_pings(sealer: Make) -> None:
     alice = sealer("alice")
     with pytest.raises(PeerError):
