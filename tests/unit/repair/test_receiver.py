@@ -407,3 +407,22 @@ def test_what_a_program_chooses_is_checked() -> None:
             settings_for(way, scope)  # type: ignore[arg-type]
     with pytest.raises(UsageError):
         RepairSettings(max_record=65)
+
+
+def test_what_a_broker_refused_is_neither_summarised_nor_served_nor_missed() -> None:
+    """Found: a writer without the right to a topic published to it by repair."""
+    core, ids = publisher(), [Z + bytes((0,) * 7 + (at,)) for at in range(1, 5)]
+    for identity in ids:
+        core.publish(X, identity + b"row", 0)
+    everything = Receiver(ME, selector_masks(Selector.parse("#", "")), RepairSettings(), 0)
+    everything.summary(Z, summary(1, X, X), 0)  # it left before the broker's answer came
+    core.refused_by_broker(ids[1])
+    core.refused_by_broker(b"unknown.unknown.")
+    core.request(Request(receiver=ME, wanted=(1, 2)), 0)
+    answers = core.tick(2 * SECOND_US)
+    assert [one.message.sequence for one in answers if isinstance(one.message, Repair)] == [1]
+    for answer in answers:
+        if isinstance(answer.message, Summary):
+            everything.summary(Z, answer.message, 2 * SECOND_US)
+    assert [one.wanted for one in asked(everything, 3 * SECOND_US)] == [(1, 3, 4)], "2 is nobody's loss"
+    core.check()

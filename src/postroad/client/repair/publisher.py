@@ -16,8 +16,9 @@ costs its own bytes and nothing more.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from postroad.client.repair.messages import (
@@ -31,6 +32,7 @@ from postroad.client.repair.messages import (
 )
 from postroad.client.repair.settings import RepairSettings
 from postroad.errors import BugError
+from postroad.kernel.layout import ID_BYTES
 from postroad.units import MILLISECOND_US, SECOND_US
 
 MAX_ASKED: Final = 4_096  # messages asked for and not yet repaired
@@ -39,10 +41,13 @@ CALM: Final = 64  # messages of which none was asked for, after which a record i
 MAX_HEARTBEATS: Final = 12  # a publisher that is quiet for longer than these take has told everybody
 
 
+REFUSED: Final = 0  # the bits of an event that was not taken; every other event has some
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     sequence: int
-    bits: int
+    bits: int  # REFUSED: no broker took it
     row: bytes
     at_us: int
 
@@ -125,21 +130,31 @@ class PublisherSide:
             return None
         return self._kept[sequence - self._kept[0].sequence]
 
+    def refused_by_broker(self, identity: bytes) -> None:
+        """It is neither summarised nor served: repair brings nobody what its publisher may not publish."""
+        at = bisect_left(self._kept, identity, key=lambda kept: kept.row[:ID_BYTES])
+        if at < len(self._kept) and self._kept[at].row[:ID_BYTES] == identity:
+            self._kept[at] = replace(self._kept[at], bits=REFUSED)
+
     # --- requests
 
     def request(self, request: Request, now_us: int) -> None:
         self.requests += 1
         receiver = request.receiver
+        ranges = list(request.ranges)
         for sequence in request.wanted:
-            if self.kept(sequence) is None:
+            kept = self.kept(sequence)
+            if kept is None:
                 self.misses += 1
                 if len(self._gone) < MAX_ASKED and sequence <= self.sequence:
                     self._gone.setdefault(receiver, {})[sequence] = None
+            elif kept.bits == REFUSED:
+                ranges.append((sequence, sequence))  # a summary says so
             elif sequence in self._asked or len(self._asked) < MAX_ASKED:
                 self._asked.setdefault(sequence, {})[receiver] = None
             else:
                 self.refused += 1
-        for span in request.ranges:
+        for span in ranges:
             if span in self._ranges or len(self._ranges) < MAX_ASKED:
                 self._ranges.setdefault(span, {})[receiver] = None
         if self._gathered_us is None:
@@ -155,7 +170,7 @@ class PublisherSide:
         self._allowed_us = now_us
         for sequence, receivers in self._asked.items():
             kept = self.kept(sequence)
-            if kept is None:
+            if kept is None or kept.bits == REFUSED:
                 continue
             repair = Repair(publisher=self.me, sequence=sequence, row=kept.row)
             if settings.policy == "content":

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from postroad.client.repair.messages import MAX_RANGES, MAX_WANTED, Gone, Request, Summary
+from postroad.client.repair.publisher import REFUSED
 from postroad.client.repair.settings import RepairSettings
 from postroad.errors import BugError
 from postroad.selectors.tags import Mask, matched
@@ -153,6 +154,9 @@ class Receiver:
             source.covered = summary.first - 1
         for at, bits in enumerate(summary.entries):
             sequence = summary.first + at
+            if bits == REFUSED:
+                self._withdraw(source, sequence, now_us)
+                continue
             if missed_from is None or sequence < missed_from:
                 continue
             if sequence > source.covered or self._is_unknown(source, sequence):
@@ -237,7 +241,7 @@ class Receiver:
     def _look_at(self, publisher: bytes, source: _Source, sequence: int, bits: int, now_us: int) -> None:
         if sequence in source.seen or sequence in source.lost or sequence <= source.low:
             return
-        if not matched(bits, self.masks):
+        if bits == REFUSED or not matched(bits, self.masks):
             return
         self.detected += 1
         if sequence <= source.released:
@@ -247,6 +251,12 @@ class Receiver:
             self._out += self._lose(publisher, source, [next(iter(source.lost))])
         source.lost[sequence] = Loss(bits, now_us)
         self._soon(source, now_us)
+
+    def _withdraw(self, source: _Source, sequence: int, now_us: int) -> None:
+        """No broker took it, so nobody misses it."""
+        if source.lost.pop(sequence, None) is not None:
+            source.asked.discard(sequence)
+            source.due_us = now_us  # it asks for the rest, if there is any
 
     def _add_unknown(self, source: _Source, first: int, last: int, now_us: int) -> None:
         source.unknown.append((first, last))

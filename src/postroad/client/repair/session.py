@@ -47,7 +47,7 @@ from postroad.errors import PeerError, TooLargeError, UsageError
 from postroad.events import EventBatch, Gap, Value
 from postroad.events.batch import MAX_ROWS_BYTES, best_effort_frame, encode_row
 from postroad.ids import MessageId
-from postroad.kernel.layout import EVENT_HEADER_BYTES
+from postroad.kernel.layout import EVENT_HEADER_BYTES, ID_BYTES
 from postroad.selectors import Selector
 from postroad.selectors.tags import WIDTH, event_bits, false_match, fold, positions, selector_masks
 from postroad.units import MILLISECOND_US
@@ -169,6 +169,15 @@ class Session:
             row = with_record(row, entries, MAX_ROWS_BYTES - len(row[0]) - len(row[1]))
         self._pending.append(row)
         return identity
+
+    def refused(self, ids: bytes) -> int:
+        """The broker did not take these events: how many."""
+        if len(ids) % ID_BYTES:
+            raise PeerError(f"{len(ids)} bytes of ids that were rejected")
+        for at in range(0, len(ids), ID_BYTES):
+            if self._publisher is not None:
+                self._publisher.refused_by_broker(ids[at : at + ID_BYTES])
+        return len(ids) // ID_BYTES
 
     def _end_requests(self) -> None:
         for number in self._requests:
