@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ def test_order_is_restored_within_the_window_and_no_longer() -> None:
     assert core.message(Z, 1, 1, SECOND_US, repair=True) == [1, 2, 3]
     assert core.message(Z, 5, 5, SECOND_US) == []
     assert core.tick(3 * SECOND_US)[1] == [5], "the window is over"
-    late = core.message(Z, 4, 4, 4 * SECOND_US, repair=True)
+    late = core.message(Z, 4, 4, 4 * SECOND_US)
     assert late == [Lost(Z, 3, 4)], "too late for its place, and not in silence"
     assert core.message(Z, 4, 4, 4 * SECOND_US) == []
 
@@ -255,6 +256,23 @@ def test_a_subscription_whose_bits_say_too_little_stops_looking_for_losses() -> 
         core.summary(Z, summary(sequence, X), 0)
         core.false_repair(Z, sequence, 0)
     assert core.masks == ()
+
+
+@pytest.mark.parametrize("order_us", [0, SECOND_US])
+@pytest.mark.parametrize("way", ["summaries", "records"])
+def test_a_repair_of_what_is_not_missing_is_dropped(way: str, order_us: int) -> None:
+    """Found: one with a number far ahead made true events Gaps, and 16,385 of them made these duplicates."""
+    core = Receiver(ME, MASKS, replace(settings_for(way, ""), order_us=order_us), 0)
+    core.message(Z, 1, "1", 0)
+    core.summary(Z, summary(1, X), 0)
+    core.record(Z, 1, (), 0)
+    forged = [1 << 61, 2, *range(1 << 60, (1 << 60) + receivers.MAX_SEEN + 1)]
+    assert all(not core.message(Z, sequence, "forged", 0, repair=True) for sequence in forged)
+    assert core.message(OTHER, 1, "of whom nothing was heard", 0, repair=True) == []
+    assert core.unsolicited == len(forged) + 1
+    got = [item for at in (2, 3) for item in core.message(Z, at, str(at), 0)]
+    assert [*got, *core.tick(2 * SECOND_US)[1]] == ["2", "3"]
+    core.check()
 
 
 # --- the publisher

@@ -88,6 +88,7 @@ class Receiver:
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()  # heard of last comes last
         self._pending: dict[bytes, _Source] = {}  # those of them that `tick` may have something to do for
         self.false_repairs = 0
+        self.unsolicited = 0  # repairs of what was not missing
         self.detected = self.recovered = self.requests = self.duplicates = self.given_up = 0
         self.recovery_us: list[int] = []  # of the latest recoveries, from the detection on
         self.all_recovery_us = 0  # of all of them together
@@ -99,7 +100,11 @@ class Receiver:
     def message(
         self, publisher: bytes, sequence: int, item: Any, now_us: int, *, repair: bool = False
     ) -> list[Any]:
-        """A message, or the repair of one, perhaps by others: what the application gets now."""
+        """A message, or the repair of one, perhaps by others: what the application gets now. Whoever may
+        send repairs can make one up, so those are taken for what may be missing alone."""
+        if repair and not self.may_miss(publisher, sequence) and not self._had(publisher, sequence):
+            self.unsolicited += 1
+            return []
         source = self._source(publisher, speaks=not repair)
         if source.begun < 0 and not repair:
             source.begun = sequence
@@ -383,6 +388,20 @@ class Receiver:
         """Whether this is missing."""
         source = self._sources.get(publisher)
         return source is not None and sequence in source.lost
+
+    def may_miss(self, publisher: bytes, sequence: int) -> bool:
+        """Whether this is missing, or in a range that nothing has told of; records (spec B3) leave such
+        ranges between the numbers that came."""
+        source = self._sources.get(publisher)
+        if source is None or sequence <= source.low or sequence in source.seen:
+            return False
+        if sequence in source.lost or self._is_unknown(source, sequence):
+            return True
+        return not self._settings.publisher_first and 0 <= source.begun < sequence < source.covered
+
+    def _had(self, publisher: bytes, sequence: int) -> bool:
+        source = self._sources.get(publisher)
+        return source is not None and (sequence <= source.low or sequence in source.seen)
 
     @property
     def missing(self) -> int:

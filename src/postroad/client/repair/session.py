@@ -322,10 +322,10 @@ class Session:
             if not repaired.receiver.misses(publisher, sequence):
                 return []
             return _items(repaired.number, repaired.receiver.false_repair(publisher, sequence, now_us))
-        repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
-        duplicates = repaired.receiver.duplicates
+        wanted = repaired.receiver.may_miss(publisher, sequence)
         fresh = repaired.receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
-        if repaired.receiver.duplicates == duplicates:
+        if wanted:
+            repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
             self.reporting.repaired(repaired.number, batch.id(0))
         return _items(repaired.number, fresh)
 
@@ -425,6 +425,7 @@ class Session:
             "given_up": receiver.given_up,
             "duplicates_suppressed": receiver.duplicates,
             "false_repairs": receiver.false_repairs,
+            "unsolicited_repairs": receiver.unsolicited,
             "requests_sent": receiver.requests,
             "recovery_ms_p50": delays[len(delays) // 2] / 1_000 if delays else 0.0,
             "recovery_ms_p99": delays[len(delays) * 99 // 100] / 1_000 if delays else 0.0,
