@@ -184,15 +184,7 @@ class Forwarding:
             self._counters["best_effort_limited_total"] += batch.count
             return
         self._publishers.check(peer, batch)
-        sizes = batch.offsets[1:] - batch.offsets[:-1]
-        largest = int((sizes - batch.headers["record_length"]).max())
-        if largest > MAX_BEST_EFFORT_BYTES:
-            raise PeerError(f"a best-effort event of {largest} bytes, the most is {MAX_BEST_EFFORT_BYTES}")
-        longest = int(sizes.max()) + EVENT_HEADER_BYTES
-        if longest > MAX_ROWS_BYTES:
-            raise PeerError(
-                f"a best-effort event of {longest} bytes with its record, the most is {MAX_ROWS_BYTES}"
-            )
+        _check_sizes(batch)
         refused = self._not_permitted(peer.connection, batch)
         if len(refused):
             self._refuse(turn, peer, batch, refused)
@@ -342,6 +334,20 @@ class Forwarding:
 def _greet(turn: Turn, path: DatagramPath) -> None:
     if path.endpoint is not None:
         turn.send_to(path.endpoint, path.greeting(turn.now_us))
+
+
+def _check_sizes(batch: EventBatch) -> None:
+    """An event fits a repair that carries it, and whatever there is, a datagram. PeerError if not."""
+    sizes = batch.offsets[1:] - batch.offsets[:-1]
+    bare = sizes - batch.headers["record_length"]
+    for row in np.flatnonzero(bare > MAX_BEST_EFFORT_BYTES).tolist():
+        if not batch.topic(row).startswith(REPAIR_TOPICS):
+            raise PeerError(f"a best-effort event of {bare[row]} bytes, the most is {MAX_BEST_EFFORT_BYTES}")
+    longest = int(sizes.max()) + EVENT_HEADER_BYTES
+    if longest > MAX_ROWS_BYTES:
+        raise PeerError(
+            f"a best-effort event of {longest} bytes with its record, the most is {MAX_ROWS_BYTES}"
+        )
 
 
 def _tracked(batch: EventBatch) -> bool:

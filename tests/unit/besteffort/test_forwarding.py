@@ -13,8 +13,9 @@ from postroad.client.repair.messages import encode as encode_repair
 from postroad.client.repair.rows import with_record
 from postroad.config import BrokerConfig
 from postroad.errors import UsageError
-from postroad.events.batch import EventBatch, best_effort_frame, encode_row
+from postroad.events.batch import MAX_ROWS_BYTES, EventBatch, best_effort_frame, encode_row
 from postroad.ids import Identity, IdSource
+from postroad.kernel.layout import EVENT_HEADER_BYTES
 from postroad.links.access import AuthConfig, Rule
 from postroad.links.connection import LinkSettings
 from postroad.links.greetings import GREET_US, SILENT_US
@@ -191,6 +192,17 @@ def test_an_event_over_the_bound_is_refused_with_it() -> None:
     )
     assert isinstance(refuse, Refuse)
     assert "a best-effort event of 961 bytes, the most is 960" in refuse.reason
+
+
+def test_a_repair_may_be_as_long_as_a_datagram_carries() -> None:
+    """Found: the bound of events held for the repairs that carry them, so that large ones were refused."""
+    world = World()
+    world.give(Received(1, encode(Subscribe(number=4, topic="$repair/for", where=""))))
+    topic = "$repair/for"
+    longest = bytes(MAX_ROWS_BYTES - EVENT_HEADER_BYTES - len(topic))
+    assert world.delivered(world.give(Received(1, world.frame(longest, topic=topic)))) == ([], [longest])
+    effects = world.give(Received(1, world.frame(longest + b"x", topic=topic)))
+    assert isinstance(decode(next(one.data for one in effects if isinstance(one, Send))), Refuse)
 
 
 def test_what_one_client_may_send_is_limited() -> None:

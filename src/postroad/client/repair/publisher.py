@@ -59,6 +59,7 @@ class Named:
     receivers: tuple[bytes, ...]
     message: Message
     bits: int | None = None  # of a repair by content: those who may want it
+    askers: tuple[bytes, ...] = ()  # who is named where the bits do not fit beside the message
 
 
 class PublisherSide:
@@ -175,9 +176,10 @@ class PublisherSide:
             repair = Repair(publisher=self.me, sequence=sequence, row=kept.row)
             if settings.policy == "content":
                 groups: list[tuple[bytes, ...]] = [()]
+                askers = tuple(receivers)[:MAX_NAMES]
             else:
                 size = 1 if settings.policy == "unicast" else MAX_NAMES
-                names = tuple(receivers)
+                names, askers = tuple(receivers), ()
                 groups = [names[at : at + size] for at in range(0, len(names), size)]
             for group in groups:
                 if self._allowance < 1:
@@ -185,7 +187,7 @@ class PublisherSide:
                     continue
                 self._allowance -= 1
                 self.repairs += 1
-                out.append(Named(group, repair, kept.bits if not group else None))
+                out.append(Named(group, repair, kept.bits if not group else None, askers))
         for (first, last), receivers in self._ranges.items():
             out += self._describe(first, last, tuple(receivers))
         for receiver, sequences in self._gone.items():

@@ -375,29 +375,42 @@ class Session:
             topic = f"{self._root}/ask/{message.publisher.hex()}"
         else:
             topic = f"{self._root}/again"
-        attributes: dict[str, Value] = {}
         if named.receivers:
-            topic = f"{self._root}/for"
-            attributes = {f"r{receiver.hex()}": True for receiver in named.receivers}
-        elif named.bits is not None:
-            attributes = _as_attributes(named.bits)
-        self._event(topic, attributes, encode(message), summary=message)
+            self._say_to(named.receivers, message)
+        elif named.bits is None:
+            self._say_in_parts(topic, {}, message)
+        elif not self._event(topic, _as_attributes(named.bits), encode(message)):
+            # A part of the bits would match nobody.
+            self._say_to(named.askers, message)
 
-    def _event(
-        self, topic: str, attributes: dict[str, Value], payload: bytes, summary: Message | None = None
-    ) -> None:
+    def _say_to(self, receivers: tuple[bytes, ...], message: Message) -> None:
+        """In as many events as it takes. What does not even fit one for one receiver is asked for in vain,
+        and a Gap there."""
+        attributes: dict[str, Value] = {f"r{receiver.hex()}": True for receiver in receivers}
+        if not self._say_in_parts(f"{self._root}/for", attributes, message) and len(receivers) > 1:
+            middle = len(receivers) // 2
+            self._say_to(receivers[:middle], message)
+            self._say_to(receivers[middle:], message)
+
+    def _say_in_parts(self, topic: str, attributes: dict[str, Value], message: Message) -> bool:
+        """Whether it was said: a summary in as many events as it takes."""
+        if self._event(topic, attributes, encode(message)):
+            return True
+        if not isinstance(message, Summary) or len(message.entries) < 2:
+            return False
+        for half in _halves(message):
+            self._say_in_parts(topic, attributes, half)
+        return True
+
+    def _event(self, topic: str, attributes: dict[str, Value], payload: bytes) -> bool:
+        """Whether it fits what a broker takes, and is queued."""
         if self._next_id is None or self._limits is None:
-            return
+            return True
         row = encode_row(self._next_id(), topic, attributes, payload, self._limits, tick=1)
-        if len(row[0]) + len(row[1]) <= MAX_ROWS_BYTES:
+        fits = len(row[0]) + len(row[1]) <= MAX_ROWS_BYTES
+        if fits:
             self._pending_repair.append(row)
-        elif isinstance(summary, Summary) and len(summary.entries) > 1:
-            for half in _halves(summary):
-                self._event(topic, attributes, encode(half), summary=half)
-        elif len(attributes) > 1:  # as many receivers as fit
-            names = list(attributes)
-            for part in (names[: len(names) // 2], names[len(names) // 2 :]):
-                self._event(topic, dict.fromkeys(part, True), payload)
+        return fits
 
     def reports(self, now_us: int) -> list[Repaired]:
         """What is to be reported to the broker now."""
