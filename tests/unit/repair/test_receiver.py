@@ -258,6 +258,21 @@ def test_a_subscription_whose_bits_say_too_little_stops_looking_for_losses() -> 
     assert core.masks == ()
 
 
+def test_a_request_for_what_is_not_published_yet_ends_no_search_for_losses() -> None:
+    """Found: its answer told the one in whose name it was sent that all up to there was looked at."""
+    core, victim = publisher(), receiver()
+    core.publish(X, Z * 2, 0)
+    victim.message(Z, 1, 1, 0)
+    core.request(Request(receiver=ME, wanted=(), ranges=((1 << 40, 1 << 40),)), 0)
+    assert core.tick(SECOND_US // 2) == []
+    victim.summary(Z, summary(1, X), 0)
+    for forged in (summary(1 << 40), summary(2, Y, Y, Y)):
+        victim.summary(Z, forged, 0, answer=True)
+    assert victim.unsolicited == 2
+    victim.summary(Z, summary(2, X), 0)
+    assert [one.wanted for one in asked(victim, SECOND_US)] == [(2,)]
+
+
 @pytest.mark.parametrize("order_us", [0, SECOND_US])
 @pytest.mark.parametrize("way", ["summaries", "records"])
 def test_a_repair_of_what_is_not_missing_is_dropped(way: str, order_us: int) -> None:

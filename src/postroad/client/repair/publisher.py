@@ -197,7 +197,10 @@ class PublisherSide:
         return out
 
     def _describe(self, first: int, last: int, receivers: tuple[bytes, ...]) -> list[Named]:
-        """Entries of a range that no summary brought to these; what is no longer kept is gone."""
+        """Entries of a range that no summary brought to these; what is no longer kept is gone. Nothing is
+        said of what is not yet published."""
+        if first > self.sequence:
+            return []
         first = max(first, self.oldest)
         last = min(last, self.sequence, first + MAX_ENTRIES - 1)
         summary = self._summary(first, max(first - 1, last), first)

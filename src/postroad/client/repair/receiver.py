@@ -143,8 +143,14 @@ class Receiver:
     def _measure(self, source: _Source, answer_us: int) -> None:
         source.answer_us += (answer_us - source.answer_us) // (4 if source.answer_us else 1)
 
-    def summary(self, publisher: bytes, summary: Summary, now_us: int) -> list[Any]:
-        """What the application gets now: what waited for its order to be known."""
+    def summary(self, publisher: bytes, summary: Summary, now_us: int, *, answer: bool = False) -> list[Any]:
+        """What the application gets now: what waited for its order to be known. An `answer` to a request
+        tells of nothing beyond what was asked for, so that none can end the search for losses."""
+        if answer:
+            known = self._sources.get(publisher)
+            if known is None or summary.last > known.covered:
+                self.unsolicited += 1
+                return []
         source = self._source(publisher)
         # What was published before this subscription began is not missed by it, unless it got one before.
         earlier = summary.since_ms < self._started_us // MILLISECOND_US

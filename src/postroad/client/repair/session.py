@@ -294,7 +294,8 @@ class Session:
             if repaired.neighbours is None:
                 continue
             if isinstance(message, Summary):
-                items = repaired.receiver.summary(identity[:PREFIX_BYTES], message, now_us)
+                answer = number != self._shared[0]  # it was sent to this client by name
+                items = repaired.receiver.summary(identity[:PREFIX_BYTES], message, now_us, answer=answer)
                 out += _items(repaired.number, items)
             elif isinstance(message, Gone):
                 repaired.receiver.gone(message, now_us)
