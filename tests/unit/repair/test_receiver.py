@@ -357,6 +357,21 @@ def test_a_storm_of_requests_is_bounded_and_what_is_gone_is_said() -> None:
     assert Gone(publisher=Z, sequences=(1,)) in [one.message for one in answers]
 
 
+def test_summaries_of_ranges_are_of_the_same_budget() -> None:
+    """Found: 561 bytes of requests made 319 KB of summaries, and nothing bounded that."""
+    core = publisher(repairs_per_s=100)
+    for _ in range(1_000):
+        core.publish(X, b"row", 0)
+    for at in range(16):
+        ranges = tuple((1 + 8 * at + more, 900) for more in range(8))
+        core.request(Request(receiver=at.to_bytes(8, "big"), wanted=(), ranges=ranges), 0)
+    sent = core._answer(SECOND_US)
+    assert sum(len(one.message.entries) for one in sent if isinstance(one.message, Summary)) == 3 * 256
+    assert core.refused == 125
+    core.request(Request(receiver=ME, wanted=(), ranges=((1, 900),)), 2 * SECOND_US)
+    assert len(core._answer(2 * SECOND_US)) == 1, "what is asked for again is answered later"
+
+
 def test_records_hold_the_bits_of_the_messages_before() -> None:
     """Spec B3, B4: the paper's own way."""
     core = publisher(record=2, summaries=False)

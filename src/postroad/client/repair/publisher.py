@@ -10,8 +10,8 @@ each message that others ask for, and shrinks by one for every CALM messages of 
 costs follows what it brings. Then summaries are for a publisher that falls quiet, since no record will name
 its last messages.
 
-However many ask, it sends at most `repairs_per_s` and holds at most MAX_ASKED requests: a storm of requests
-costs its own bytes and nothing more.
+However many ask, it sends at most `repairs_per_s`, summaries of ranges included, and holds at most MAX_ASKED
+requests: a storm of requests costs its own bytes and nothing more.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from postroad.kernel.layout import ID_BYTES
 from postroad.units import MILLISECOND_US, SECOND_US
 
 MAX_ASKED: Final = 4_096  # messages asked for and not yet repaired
+ENTRIES_OF_A_REPAIR: Final = 8  # of a summary: to encode them takes about as long as one repair
 MAX_NAMES: Final = 16  # receivers that one repair is for
 CALM: Final = 64  # messages of which none was asked for, after which a record is one entry shorter
 MAX_HEARTBEATS: Final = 12  # a publisher that is quiet for longer than these take has told everybody
@@ -182,19 +183,26 @@ class PublisherSide:
                 names, askers = tuple(receivers), ()
                 groups = [names[at : at + size] for at in range(0, len(names), size)]
             for group in groups:
-                if self._allowance < 1:
-                    self.refused += 1
+                if not self._spend(1):
                     continue
-                self._allowance -= 1
                 self.repairs += 1
                 out.append(Named(group, repair, kept.bits if not group else None, askers))
         for (first, last), receivers in self._ranges.items():
             out += self._describe(first, last, tuple(receivers))
         for receiver, sequences in self._gone.items():
             gone = tuple(sorted(sequences)[:MAX_WANTED])
-            out.append(Named((receiver,), Gone(publisher=self.me, sequences=gone)))
+            if self._spend(1):
+                out.append(Named((receiver,), Gone(publisher=self.me, sequences=gone)))
         self._asked, self._ranges, self._gone = {}, {}, {}
         return out
+
+    def _spend(self, repairs: int) -> bool:
+        """Whether an answer that costs as much as so many repairs may be sent now."""
+        if self._allowance < repairs:
+            self.refused += 1
+            return False
+        self._allowance -= repairs
+        return True
 
     def _describe(self, first: int, last: int, receivers: tuple[bytes, ...]) -> list[Named]:
         """Entries of a range that no summary brought to these; what is no longer kept is gone. Nothing is
@@ -202,9 +210,12 @@ class PublisherSide:
         if first > self.sequence:
             return []
         first = max(first, self.oldest)
-        last = min(last, self.sequence, first + MAX_ENTRIES - 1)
-        summary = self._summary(first, max(first - 1, last), first)
-        groups = range(0, len(receivers), MAX_NAMES)
+        last = max(first - 1, min(last, self.sequence, first + MAX_ENTRIES - 1))
+        cost = 1 + (last - first + 1) // ENTRIES_OF_A_REPAIR
+        groups = [at for at in range(0, len(receivers), MAX_NAMES) if self._spend(cost)]
+        if not groups:
+            return []
+        summary = self._summary(first, last, first)
         return [Named(receivers[at : at + MAX_NAMES], summary) for at in groups]
 
     # --- summaries

@@ -380,7 +380,7 @@ class Session:
             self._say_to(named.receivers, message)
         elif named.bits is None:
             self._say_in_parts(topic, {}, message)
-        elif not self._event(topic, _as_attributes(named.bits), encode(message)):
+        elif not self._event(topic, _as_attributes(named.bits), encode(message)) and named.askers:
             # A part of the bits would match nobody.
             self._say_to(named.askers, message)
 
