@@ -123,3 +123,35 @@ def test_a_summary_is_said_in_as_many_parts_as_fit_and_none_is_left_out() -> Non
     assert len(summaries) > 2, "of 32 and of 64 events, cut"
     named = [summary.first + at for summary in summaries for at in range(len(summary.entries))]
     assert sorted(named) == sorted([*range(1, 33), *range(1, 65)])
+
+
+def test_what_was_published_before_a_change_of_brokers_is_still_summarised_and_served() -> None:
+    """Found: what no summary had named by then was lost without a Gap."""
+    client = Client()
+    client.open()
+    client.session.publish("a/b", b"before", {}, 0)
+    elsewhere = PREFIX[:4] + b"\0\0\0\x08"
+    client.open(elsewhere)
+    client.session.publish("a/b", b"after", {}, 0)
+    said = client.said(SECOND_US)
+    assert [(identity[:8], topic) for identity, topic, *_ in said] == [
+        (whose, f"$repair/summary/{whose.hex()}") for whose in (PREFIX, elsewhere)
+    ]
+    client.hear(f"$repair/request/{PREFIX.hex()}", Request(receiver=OTHER, wanted=(1,)), SECOND_US)
+    (repair,) = [one for *_, one in client.said(3 * SECOND_US // 2) if isinstance(one, Repair)]
+    assert (repair.publisher, repair.row[-6:]) == (PREFIX, b"before")
+    client.said(60 * SECOND_US)
+    assert list(client.session._published) == [elsewhere], "its time is over"
+    client.open(elsewhere[:3] + b"\xff" + elsewhere[4:])
+    assert not client.session._published, "ids that this broker gave out in this start are another's"
+
+
+def test_the_events_of_one_turn_that_bear_ids_of_two_brokers_share_no_frame() -> None:
+    client = Client()
+    for broker in (7, 8, 9, 10, 11):
+        client.open(PREFIX[:4] + broker.to_bytes(4, "big"))
+        client.session.publish("a/b", b"", {}, 0)
+    frames = [EventBatch.parse(frame, DEFAULT_LIMITS) for frame in client.session.take()]
+    assert [frame.id(0)[7] for frame in frames] == [7, 8, 9, 10, 11]
+    client.session.check()
+    assert [prefix[7] for prefix in client.session._published] == [8, 9, 10, 11]

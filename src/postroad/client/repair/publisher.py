@@ -282,6 +282,11 @@ class PublisherSide:
         return out
 
     @property
+    def over(self) -> bool:
+        """Nothing is kept, and nobody waits for an answer."""
+        return not self._kept and self._gathered_us is None
+
+    @property
     def oldest(self) -> int:
         """Of what is kept; one more than the last if nothing is."""
         return self._kept[0].sequence if self._kept else self.sequence + 1
