@@ -229,8 +229,7 @@ class Campaign:
         for _ in range(count):
             number, kind = len(self.sent), self.chance.choice("xyz")
             identity = life.core.publish_best_effort("a/b", str(number).encode(), {"kind": kind}, now_us)
-            side = effort._publisher
-            assert side is not None
+            side = effort._publisher()
             self.sent[number] = Sent(f"{identity[:4].hex()}-{identity[4:8].hex()}", side.sequence, kind)
         life.perform(life.core.flush(now_us))
 
@@ -281,11 +280,12 @@ class Campaign:
         """Of a publisher that lives all is known."""
         faults: list[str] = []
         for life in self.publishers:
-            side = life.core.effort._publisher
-            if side is not None and covered.get(side.me, 0) < side.sequence:
-                faults.append(
-                    f"{name} knows {covered.get(side.me)} of {life.name}, which is at {side.sequence}"
-                )
+            sides = (published.side for published in life.core.effort._published.values())
+            faults += [
+                f"{name} knows {covered.get(side.me)} of {life.name}, which is at {side.sequence}"
+                for side in sides
+                if covered.get(side.me, 0) < side.sequence
+            ]
         return faults
 
 

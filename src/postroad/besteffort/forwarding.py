@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from postroad.besteffort.ledger import Ledger
 from postroad.besteffort.settings import BestEffortConfig
 from postroad.clients.publishing import Publishers
-from postroad.errors import BugError, PeerError
+from postroad.errors import BugError, DeniedError, PeerError
 from postroad.events.batch import MAX_ROWS_BYTES, EventBatch, frame_ids
+from postroad.events.carried import REPAIR_TOPICS, carried_topic
 from postroad.events.topics import RESERVED
-from postroad.kernel.layout import EVENT_HEADER_BYTES
+from postroad.kernel.layout import EVENT_HEADER_BYTES, ID_BYTES
 from postroad.links.greetings import DatagramPath
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
@@ -50,10 +51,10 @@ from postroad.wire.datagrams import (
     SESSION_BYTES,
     session_of,
 )
-from postroad.wire.frames import Kind
+from postroad.wire.frames import Kind, Rejected, encode
 
 MAX_HOPS: Final = 64  # between brokers, where views of the graph differ for a moment
-REPAIR_TOPICS: Final = "$repair/"  # of clients' repair messages, which are not tracked
+MAX_REFUSED: Final = 256  # events that one REJECTED names
 COUNTERS: Final = (
     "best_effort_published_total",
     "best_effort_received_total",
@@ -183,25 +184,49 @@ class Forwarding:
             self._counters["best_effort_limited_total"] += batch.count
             return
         self._publishers.check(peer, batch)
-        sizes = batch.offsets[1:] - batch.offsets[:-1]
-        largest = int((sizes - batch.headers["record_length"]).max())
-        if largest > MAX_BEST_EFFORT_BYTES:
-            raise PeerError(f"a best-effort event of {largest} bytes, the most is {MAX_BEST_EFFORT_BYTES}")
-        longest = int(sizes.max()) + EVENT_HEADER_BYTES
-        if longest > MAX_ROWS_BYTES:
-            raise PeerError(
-                f"a best-effort event of {longest} bytes with its record, the most is {MAX_ROWS_BYTES}"
-            )
-        for topic in batch.topics():
-            if not self._links.may_publish(peer.connection, topic) or topic.split("/", 1)[0] == RESERVED:
-                self._counters["best_effort_refused_total"] += batch.count
+        _check_sizes(batch)
+        refused = self._not_permitted(peer.connection, batch)
+        if len(refused):
+            self._refuse(turn, peer, batch, refused)
+            if len(refused) == batch.count:
                 return
+            batch = batch.part(np.setdiff1d(np.arange(batch.count, dtype=np.uint32), refused))
         self._counters["best_effort_published_total"] += batch.count
         if _tracked(batch):
             self._ledger.sent(self._me, batch.count)
             if self._tracking is not None:
                 self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
         self._spread(turn, self._me, batch, MAX_HOPS)
+
+    def _not_permitted(self, connection: int, batch: EventBatch) -> NDArray[np.uint32]:
+        """The rows that this client may not publish: by their topic, or by that of the event they carry."""
+        allowed = {topic: self._may_publish(connection, topic) for topic in batch.topics()}
+        refused: list[int] = []
+        if not all(allowed.values()) or any(topic.startswith(REPAIR_TOPICS) for topic in allowed):
+            for row in range(batch.count):
+                topic = batch.topic(row)
+                carried = carried_topic(batch.payload(row)) if topic.startswith(REPAIR_TOPICS) else None
+                if not allowed[topic] or not (carried is None or self._may_publish(connection, carried)):
+                    refused.append(row)
+        return np.array(refused, np.uint32)
+
+    def _may_publish(self, connection: int, topic: str) -> bool:
+        return self._links.may_publish(connection, topic) and topic.split("/", 1)[0] != RESERVED
+
+    def _refuse(self, turn: Turn, peer: Peer, batch: EventBatch, rows: NDArray[np.uint32]) -> None:
+        """A publisher forgets what was not taken, or repair would bring it all the same. Of repair messages
+        nobody is told: who may only read repairs others in vain, which is no wrong."""
+        self._counters["best_effort_refused_total"] += len(rows)
+        events = np.array([row for row in rows if not batch.topic(row).startswith(REPAIR_TOPICS)], np.uint32)
+        if not len(events):
+            return
+        error = DeniedError(f"{peer.principal or 'anonymous'} may not publish to {batch.topic(events[0])}")
+        turn.note("warning", f"denied: {error}")
+        ids = batch.ids(events)
+        for at in range(0, len(ids), MAX_REFUSED * ID_BYTES):
+            part = ids[at : at + MAX_REFUSED * ID_BYTES]
+            rejected = Rejected(sequence=0, code=error.code, reason=str(error), ids=part)
+            turn.send(peer.connection, encode(rejected))
 
     def _within(self, path: _Path, size: int, now_us: int) -> bool:
         passed_us = max(0, now_us - path.allowed_us)
@@ -309,6 +334,20 @@ class Forwarding:
 def _greet(turn: Turn, path: DatagramPath) -> None:
     if path.endpoint is not None:
         turn.send_to(path.endpoint, path.greeting(turn.now_us))
+
+
+def _check_sizes(batch: EventBatch) -> None:
+    """An event fits a repair that carries it, and whatever there is, a datagram. PeerError if not."""
+    sizes = batch.offsets[1:] - batch.offsets[:-1]
+    bare = sizes - batch.headers["record_length"]
+    for row in np.flatnonzero(bare > MAX_BEST_EFFORT_BYTES).tolist():
+        if not batch.topic(row).startswith(REPAIR_TOPICS):
+            raise PeerError(f"a best-effort event of {bare[row]} bytes, the most is {MAX_BEST_EFFORT_BYTES}")
+    longest = int(sizes.max()) + EVENT_HEADER_BYTES
+    if longest > MAX_ROWS_BYTES:
+        raise PeerError(
+            f"a best-effort event of {longest} bytes with its record, the most is {MAX_ROWS_BYTES}"
+        )
 
 
 def _tracked(batch: EventBatch) -> bool:

@@ -89,16 +89,18 @@ def repair(
 
     The default way of repair, summaries, needs no record: it is told beside it.
     """
-    from postroad.client.repair.planning import MAX_RECORD, plan
+    from postroad.client.repair.planning import plan
 
     figures = plan(match=match, loss=loss, record=record, sharing=sharing, overlap=overlap, aim=aim)
     if as_json:
         print(json.dumps(figures, indent=2))
         return
-    proposed = figures["proposed_record"]
+    proposed, reaching = figures["proposed_record"], figures["reaching_record"]
     print(f"detection  {figures['detection']:.4f} with records of {record} entries")
-    if proposed is None:
-        print(f"record     no record reaches {aim:g}: with up to {MAX_RECORD:,} entries too few are detected")
+    if reaching is None or reaching != proposed:
+        needed = "no record reaches" if reaching is None else f"{reaching:g} entries would reach"
+        detected = figures["proposed_detection"]
+        print(f"record     {needed} {aim:g}; {proposed:g}, the most there can be, detect {detected:.4f}")
     else:
         print(f"record     {proposed:g} entries reach {aim:g}, {figures['proposed_bytes']:,} bytes a message")
     print(f"summaries  {figures['summary_detection']:.6f} with the default way, 2 entries a message")

@@ -180,6 +180,7 @@ class Client:
         self._asking = Asking(self)
         self._waiters: dict[asyncio.Future[None], None] = {}  # woken by every change of the session
         self._outage: PostroadError | None = None  # there has been no broker for too long
+        self._effort_sent = False  # best-effort events since the last flush
         self._lost: PostroadError | None = None  # published events were not taken; told once
         self._failed: PostroadError | None = None  # for good
         self._datagrams: Datagrams | None = None  # once there was one to send
@@ -238,7 +239,7 @@ class Client:
         Of durable subscriptions what was read is acknowledged, unless `ack` is "manual".
         """
         try:
-            if self._outbox.unsettled or self._lost is not None:
+            if self._outbox.unsettled or self._lost is not None or self._effort_sent:
                 await self.flush()
             if self.connected and self._core.effort.finish(now_us()):
                 self._handle([])
@@ -261,8 +262,12 @@ class Client:
     async def _until_heard(self) -> None:
         """The broker has read what was acknowledged. Of a socket that is closed while the broker sends to it
         the rest may never be read."""
+        if self._connection is self._said_on:
+            await self._until_answered()
+
+    async def _until_answered(self) -> None:
         connection = self._connection
-        if connection is None or connection is not self._said_on or not self.connected:
+        if connection is None or not self.connected:
             return
         pinged_us = now_us()
         self._perform(self._core.ping(pinged_us))
@@ -355,7 +360,9 @@ class Client:
     ) -> Receipt:
         if not self.connected:
             await self._until(lambda: self.connected)
+        self._raise_lost()
         core = self._core
+        self._effort_sent = True
         identity = core.publish_best_effort(topic, payload, attributes, now_us())
         if core.effort.full:
             self._handle([])
@@ -440,10 +447,14 @@ class Client:
         return count
 
     async def flush(self) -> None:
-        """Wait until everything published so far is accepted; raises if something was not taken."""
+        """Wait until everything published so far is accepted; raises if something was not taken. Nobody
+        accepts best-effort events, but a broker says which of them it refuses."""
         mark = self._outbox.mark()
         self._flush()
         await self._until(lambda: self._outbox.settled(mark))
+        if self._effort_sent:
+            self._effort_sent = False
+            await self._until_answered()  # by then it has said what it does not take
         self._raise_lost()
 
     async def _wait_for_room(self) -> None:

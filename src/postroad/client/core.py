@@ -515,7 +515,8 @@ class ClientCore:
         self._out.append(Progress())
 
     def _on_rejected(self, message: wire.Rejected, _now_us: int) -> None:
-        count = self.outbox.rejected(message.sequence)
+        ids, sequence = message.ids, message.sequence
+        count = self.effort.refused(ids) if ids else self.outbox.rejected(sequence)
         subject = "an event was" if count == 1 else f"{count} events published together were"
         error = from_wire(message.code, f"{subject} not taken: {message.reason}")
         dropped = self.outbox.take_dropped()  # whoever waits for a durable event is told there

@@ -2,7 +2,8 @@
 
 Who dialled the connection greets: soon at first, then every few seconds. Who was dialled answers each
 greeting. Both say whether they hear the other one, and both send datagrams only while they hear it and are
-heard. The address of a peer is the one that its sealed datagrams come from, so it may be behind a NAT.
+heard. The address of a peer is the one that the newest of its sealed datagrams came from, so it may be behind
+a NAT. Datagrams are numbered: one that comes again, from wherever, is dropped.
 """
 
 from __future__ import annotations
@@ -18,16 +19,32 @@ GREET_US: Final = 5 * SECOND_US
 SILENT_US: Final = 3 * GREET_US  # after this long without a datagram of it, a peer is not heard
 HEARD: Final = b"\x01"
 UNHEARD: Final = b"\x00"
+WINDOW: Final = 1_024  # numbers below the newest of which it is known whether they came
 
 
 class DatagramPath:
     """`key`: of the connection, b"" where there are no datagrams. `endpoint`: of the peer, as far as it is
     known."""
 
-    __slots__ = ("_greet_us", "_heard_us", "_key", "_said_heard", "_wait_us", "dialled", "endpoint", "heard")
+    __slots__ = (
+        "_came",
+        "_greet_us",
+        "_heard_us",
+        "_key",
+        "_newest",
+        "_number",
+        "_said_heard",
+        "_wait_us",
+        "dialled",
+        "endpoint",
+        "heard",
+    )
 
     def __init__(self, key: bytes, endpoint: Endpoint | None, *, dialled: bool, now_us: int) -> None:
         self._key = key
+        self._number = 0  # of the last datagram that was sealed
+        self._newest = 0  # of those that came
+        self._came = 0  # bit n: the one n below the newest did
         self.endpoint = endpoint
         self.dialled = dialled
         self.heard = False  # the peer says that our datagrams arrive
@@ -45,13 +62,24 @@ class DatagramPath:
         return self.heard and self.endpoint is not None and self.hears(now_us)
 
     def seal(self, kind: int, body: bytes) -> bytes:
-        return seal(kind, self._key, body, dialled=self.dialled)
+        self._number += 1
+        return seal(kind, self._key, body, dialled=self.dialled, number=self._number)
 
     def unseal(self, datagram: Datagram, now_us: int) -> bytes | None:
-        """The body of a datagram of the peer; None if it is not its own."""
-        body = unseal(datagram.data, self._key, dialled=not self.dialled) if self._key else None
-        if body is not None:
-            self._heard_us, self.endpoint = now_us, datagram.source
+        """The body of a datagram of the peer; None if it is not its own, or came before."""
+        opened = unseal(datagram.data, self._key, dialled=not self.dialled) if self._key else None
+        if opened is None:
+            return None
+        number, body = opened
+        behind = self._newest - number
+        if behind >= WINDOW or (behind >= 0 and self._came >> behind & 1):
+            return None
+        if behind < 0:
+            self._came = (self._came << min(-behind, WINDOW) | 1) & (1 << WINDOW) - 1
+            self._newest, self.endpoint = number, datagram.source
+        else:
+            self._came |= 1 << behind
+        self._heard_us = now_us
         return body
 
     def greeted(self, body: bytes) -> bool:

@@ -169,7 +169,7 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
     frames.Pong: {"time_us": ANY, "at_us": ANY},
     frames.Credit: {"size": ANY},
     frames.Accepted: {"sequence": ANY},
-    frames.Rejected: {"sequence": ANY, **_OUTCOME},
+    frames.Rejected: {"sequence": ANY, **_OUTCOME, "ids": Bytes(4_096)},
     frames.Skew: {"correction_us": ANY},
     frames.Subscribe: {
         "number": ANY,

@@ -5,8 +5,9 @@ otherwise is not ours: scanners and strays reach every open port, and a driver d
 run.
 
 Datagrams that go with a connection are sealed: a session of 8 bytes says which connection that is, and a
-code of 8 bytes that who sent them has its key, which was said in the handshake. Anything else is dropped
-unanswered, so nobody can make a node answer to an address that is not his.
+code of 8 bytes that who sent them has its key, which was said in the handshake. A number that rises with each
+of them lets a repetition be known. Anything else is dropped unanswered, so nobody can make a node answer to
+an address that is not his.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ DATAGRAM_PREFIX_BYTES: Final = len(DATAGRAM_MARK) + 1
 DATAGRAM_KEY_BYTES: Final = 24  # a session of 8 bytes and a secret of 16
 SESSION_BYTES: Final = 8
 CODE_BYTES: Final = 8
-SEAL_BYTES: Final = SESSION_BYTES + CODE_BYTES
+NUMBER_BYTES: Final = 8
+SEAL_BYTES: Final = SESSION_BYTES + CODE_BYTES + NUMBER_BYTES
 
 # Kinds.
 BEST_EFFORT: Final = 16  # sealed: a BEST_EFFORT frame
@@ -36,21 +38,27 @@ GREETING: Final = 17  # sealed: one byte, whether the sender hears the other sid
 MAX_BEST_EFFORT_BYTES: Final = 960
 
 
-def seal(kind: int, key: bytes, body: bytes, *, dialled: bool) -> bytes:
-    """One whole datagram. `dialled`: the sender has dialled the connection, so that nothing can be sent back
-    to its sender as if the other side had said it."""
-    return pack(kind, key[:SESSION_BYTES] + _code(kind, key, body, dialled) + body)
+def seal(kind: int, key: bytes, body: bytes, *, dialled: bool, number: int) -> bytes:
+    """One whole datagram, the `number`th. `dialled`: the sender has dialled the connection, so that nothing
+    can be sent back to its sender as if the other side had said it."""
+    numbered = number.to_bytes(NUMBER_BYTES, "big") + body
+    return pack(kind, key[:SESSION_BYTES] + _code(kind, key, numbered, dialled) + numbered)
 
 
 def session_of(data: bytes) -> bytes:
     return data[DATAGRAM_PREFIX_BYTES : DATAGRAM_PREFIX_BYTES + SESSION_BYTES]
 
 
-def unseal(data: bytes, key: bytes, *, dialled: bool) -> bytes | None:
-    """The body of a sealed datagram; None if it was not sealed with this key. `dialled`: as of its sender."""
-    body = data[DATAGRAM_PREFIX_BYTES + SEAL_BYTES :]
-    code = data[DATAGRAM_PREFIX_BYTES + SESSION_BYTES : DATAGRAM_PREFIX_BYTES + SEAL_BYTES]
-    return body if hmac.compare_digest(code, _code(datagram_kind(data), key, body, dialled)) else None
+def unseal(data: bytes, key: bytes, *, dialled: bool) -> tuple[int, bytes] | None:
+    """Number and body of a sealed datagram; None if it was not sealed with this key. `dialled`: as of its
+    sender."""
+    numbered_at = DATAGRAM_PREFIX_BYTES + SESSION_BYTES + CODE_BYTES
+    code, numbered = data[numbered_at - CODE_BYTES : numbered_at], data[numbered_at:]
+    if len(numbered) < NUMBER_BYTES:
+        return None
+    if not hmac.compare_digest(code, _code(datagram_kind(data), key, numbered, dialled)):
+        return None
+    return int.from_bytes(numbered[:NUMBER_BYTES], "big"), numbered[NUMBER_BYTES:]
 
 
 def _code(kind: int, key: bytes, body: bytes, dialled: bool) -> bytes:

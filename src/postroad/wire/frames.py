@@ -193,11 +193,13 @@ class Accepted(Message, frozen=True, kw_only=True):
 
 
 class Rejected(Message, frozen=True, kw_only=True):
-    """One publish frame was not taken, whole; those before and after are unaffected."""
+    """One publish frame was not taken, whole; those before and after are unaffected. With `ids`, these
+    best-effort events were not."""
 
     sequence: int
     code: str
     reason: str
+    ids: bytes = b""
 
 
 class Skew(Message, frozen=True, kw_only=True):

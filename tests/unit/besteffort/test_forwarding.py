@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from postroad.besteffort.settings import BestEffortConfig
 from postroad.broker.core import Broker
+from postroad.client.repair.messages import Repair
+from postroad.client.repair.messages import encode as encode_repair
 from postroad.client.repair.rows import with_record
 from postroad.config import BrokerConfig
 from postroad.errors import UsageError
-from postroad.events.batch import EventBatch, best_effort_frame, encode_row
+from postroad.events.batch import MAX_ROWS_BYTES, EventBatch, best_effort_frame, encode_row
 from postroad.ids import Identity, IdSource
+from postroad.kernel.layout import EVENT_HEADER_BYTES
+from postroad.links.access import AuthConfig, Rule
 from postroad.links.connection import LinkSettings
 from postroad.links.greetings import GREET_US, SILENT_US
 from postroad.seam.datagrams import Datagram, SendTo
-from postroad.seam.effects import Effect, Send
+from postroad.seam.effects import Effect, Note, Send
 from postroad.seam.inputs import Closed, Opened, Received
-from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
+from postroad.wire import datagrams
+from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind
 from postroad.wire.frames import (
     DEFAULT_LIMITS,
     Hello,
     Kind,
     Refuse,
+    Rejected,
     Repaired,
     Subscribe,
     Unsubscribe,
@@ -35,14 +42,31 @@ from postroad.wire.frames import (
 
 NOW = 1_700_000_000_000_000
 HOME = ("127.0.0.1", 40_000)
+RIGHTS = [Rule(principal="*", allow=True, action="publish", topic=topic) for topic in ("a/#", "$repair/#")]
+
+
+NUMBERS = itertools.count(1)
+
+
+def seal(kind: int, key: bytes, body: bytes, *, dialled: bool) -> bytes:
+    return datagrams.seal(kind, key, body, dialled=dialled, number=next(NUMBERS))
+
+
+def unseal(data: bytes, key: bytes, *, dialled: bool) -> bytes | None:
+    opened = datagrams.unseal(data, key, dialled=dialled)
+    return None if opened is None else opened[1]
 
 
 class World:
     """One broker and one client, which speaks by hand."""
 
-    def __init__(self, config: BestEffortConfig | None = None, token: str = "") -> None:
+    def __init__(self, config: BestEffortConfig | None = None, *rules: Rule) -> None:
         self.broker = Broker(
-            BrokerConfig(links=LinkSettings(datagrams=7420), besteffort=config or BestEffortConfig()),
+            BrokerConfig(
+                links=LinkSettings(datagrams=7420),
+                besteffort=config or BestEffortConfig(),
+                auth=AuthConfig(rules=rules),
+            ),
             Identity(number=7, node=bytes(16), name="b", boot=1, starts=1),
             draw=random.Random(1).randrange,
             now_us=NOW,
@@ -53,7 +77,7 @@ class World:
             version=1,
             role="client",
             name="c",
-            token=token,
+            token="",
             limits=DEFAULT_LIMITS,
             window=1 << 20,
             time_us=NOW,
@@ -147,6 +171,34 @@ def test_what_cannot_be_read_is_dropped_and_hurts_nobody() -> None:
     assert world.broker.metrics()["clients"] == 1, "UDP may damage a datagram: its connection stays"
 
 
+def test_an_event_that_may_not_be_published_is_refused_alone_and_its_publisher_told() -> None:
+    """Found: its whole datagram was dropped, nobody was told, and repair brought what was refused."""
+    world = World(None, *RIGHTS)
+    rows = [
+        encode_row(world.ids.next(NOW // 1000), topic, {}, topic.encode(), DEFAULT_LIMITS, tick=at)
+        for at, topic in enumerate(("a/b", "secret/x", "a/c"), 1)
+    ]
+    effects = world.give(Received(1, best_effort_frame(rows, channel=0)))
+    assert world.delivered(effects) == ([], [b"a/b", b"a/c"])
+    frames = [one.data for one in effects if isinstance(one, Send)]
+    (rejected,) = [decode(frame) for frame in frames if frame_kind(frame) == Kind.REJECTED]
+    assert isinstance(rejected, Rejected)
+    assert (rejected.code, rejected.ids) == ("denied", rows[1][0][:16])
+    assert [one.text for one in effects if isinstance(one, Note)] == [
+        "denied: anonymous may not publish to secret/x"
+    ]
+
+
+@pytest.mark.parametrize(("topic", "passes"), [("a/b", True), ("secret/x", False), ("$postroad/x", False)])
+def test_a_repair_passes_only_with_an_event_that_its_sender_may_publish(topic: str, passes: bool) -> None:
+    world = World(None, *RIGHTS)
+    world.give(Received(1, encode(Subscribe(number=4, topic="$repair/again", where=""))))
+    row = encode_row(b"p" * 16, topic, {"n": 1}, b"x", DEFAULT_LIMITS, tick=300)
+    repair = encode_repair(Repair(publisher=b"p" * 8, sequence=300, row=b"".join(row)))
+    effects = world.give(Received(1, world.frame(repair, topic="$repair/again")))
+    assert world.delivered(effects) == ([], [repair] if passes else [])
+
+
 def test_an_event_over_the_bound_is_refused_with_it() -> None:
     world = World()
     refuse = next(
@@ -154,6 +206,17 @@ def test_an_event_over_the_bound_is_refused_with_it() -> None:
     )
     assert isinstance(refuse, Refuse)
     assert "a best-effort event of 961 bytes, the most is 960" in refuse.reason
+
+
+def test_a_repair_may_be_as_long_as_a_datagram_carries() -> None:
+    """Found: the bound of events held for the repairs that carry them, so that large ones were refused."""
+    world = World()
+    world.give(Received(1, encode(Subscribe(number=4, topic="$repair/for", where=""))))
+    topic = "$repair/for"
+    longest = bytes(MAX_ROWS_BYTES - EVENT_HEADER_BYTES - len(topic))
+    assert world.delivered(world.give(Received(1, world.frame(longest, topic=topic)))) == ([], [longest])
+    effects = world.give(Received(1, world.frame(longest + b"x", topic=topic)))
+    assert isinstance(decode(next(one.data for one in effects if isinstance(one, Send))), Refuse)
 
 
 def test_what_one_client_may_send_is_limited() -> None:
@@ -217,7 +280,7 @@ def test_a_record_is_carried_beside_the_bound_of_events_and_fits_a_datagram() ->
     frame = best_effort_frame([(long, heap[:3] + bytes(1_200))], channel=0)
     refuse = next(decode(one.data) for one in world.give(Received(1, frame)) if isinstance(one, Send))
     assert isinstance(refuse, Refuse)
-    assert "1251 bytes with its record, the most is 1164" in refuse.reason
+    assert "1251 bytes with its record, the most is 1156" in refuse.reason
 
 
 def _report(number: int, **figures: int) -> Received:

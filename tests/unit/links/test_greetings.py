@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postroad.links.greetings import FIRST_GREET_US, GREET_US, SILENT_US, DatagramPath
+from postroad.links.greetings import FIRST_GREET_US, GREET_US, SILENT_US, WINDOW, DatagramPath
 from postroad.seam.datagrams import Datagram
 from postroad.wire.datagrams import BEST_EFFORT
 
@@ -84,3 +84,22 @@ def test_nothing_of_others_is_taken_and_without_a_key_nothing_at_all() -> None:
     assert keyless.next_deadline() is None
     assert keyless.unseal(Datagram(DIALLER, sealed), 0) is None
     assert dialled.next_deadline() is None, "who was dialled only answers"
+
+
+def test_a_datagram_that_comes_again_moves_nothing_and_is_dropped() -> None:
+    """Found: a captured greeting, sent from another port, diverted all that its connection gets."""
+    dialler, dialled = pair()
+    elsewhere = ("127.0.0.1", 3)
+    captured, late, newest = (dialler.greeting(0) for _ in range(3))
+    assert dialled.unseal(Datagram(DIALLER, captured), 0) is not None
+    assert dialled.unseal(Datagram(DIALLER, newest), 0) is not None
+    for again in (captured, newest):
+        assert dialled.unseal(Datagram(elsewhere, again), SILENT_US) is None
+    assert not dialled.hears(SILENT_US), "nor does it keep the path open"
+    assert dialled.unseal(Datagram(elsewhere, late), 1) is not None, "overtaken on its way"
+    assert dialled.endpoint == DIALLER, "only a newer one moves it"
+    old = dialler.greeting(0)
+    for _ in range(2 * WINDOW):
+        assert dialled.unseal(Datagram(elsewhere, dialler.greeting(0)), 1) is not None
+    assert dialled.endpoint == elsewhere
+    assert dialled.unseal(Datagram(DIALLER, old), 1) is None, "too old to know whether it came"

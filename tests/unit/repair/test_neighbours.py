@@ -12,7 +12,7 @@ from postroad.client.repair.cache import CACHE_BYTES, MAX_RINGS, Cache, adjusted
 from postroad.client.repair.messages import Ask, Repair
 from postroad.client.repair.neighbours import MAX_ASKS, Neighbours, Tuned
 from postroad.client.repair.planning import detection, plan, record_for, shared_detection
-from postroad.client.repair.settings import RepairSettings
+from postroad.client.repair.settings import MAX_RECORD_ENTRIES, RepairSettings
 from postroad.errors import UsageError
 from postroad.units import MILLISECOND_US, SECOND_US
 
@@ -204,5 +204,10 @@ def test_the_planner_gives_the_papers_example_and_refuses_nonsense() -> None:
     assert proposed is not None
     assert detection(0.05, 0.01, proposed) >= 0.99 > detection(0.05, 0.01, proposed - 1)
     assert record_for(0.99, 0.0001, 0.01, 1, 0.5) is None
+    for match in (0.05, 0.0001):  # 91 entries would do, and none; there are at most 64
+        planned = plan(match=match, loss=0.01, record=10, sharing=1, overlap=0.5, aim=0.99)
+        assert planned["proposed_record"] == MAX_RECORD_ENTRIES
+        assert planned["proposed_detection"] == detection(match, 0.01, MAX_RECORD_ENTRIES)
+        assert planned["reaching_record"] == record_for(0.99, match, 0.01, 1, 0.5)
     with pytest.raises(UsageError, match="--match is between 0 and 1, not 2"):
         plan(match=2, loss=0, record=1, sharing=1, overlap=0, aim=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ def test_order_is_restored_within_the_window_and_no_longer() -> None:
     assert core.message(Z, 1, 1, SECOND_US, repair=True) == [1, 2, 3]
     assert core.message(Z, 5, 5, SECOND_US) == []
     assert core.tick(3 * SECOND_US)[1] == [5], "the window is over"
-    late = core.message(Z, 4, 4, 4 * SECOND_US, repair=True)
+    late = core.message(Z, 4, 4, 4 * SECOND_US)
     assert late == [Lost(Z, 3, 4)], "too late for its place, and not in silence"
     assert core.message(Z, 4, 4, 4 * SECOND_US) == []
 
@@ -257,6 +258,38 @@ def test_a_subscription_whose_bits_say_too_little_stops_looking_for_losses() -> 
     assert core.masks == ()
 
 
+def test_a_request_for_what_is_not_published_yet_ends_no_search_for_losses() -> None:
+    """Found: its answer told the one in whose name it was sent that all up to there was looked at."""
+    core, victim = publisher(), receiver()
+    core.publish(X, Z * 2, 0)
+    victim.message(Z, 1, 1, 0)
+    core.request(Request(receiver=ME, wanted=(), ranges=((1 << 40, 1 << 40),)), 0)
+    assert core.tick(SECOND_US // 2) == []
+    victim.summary(Z, summary(1, X), 0)
+    for forged in (summary(1 << 40), summary(2, Y, Y, Y)):
+        victim.summary(Z, forged, 0, answer=True)
+    assert victim.unsolicited == 2
+    victim.summary(Z, summary(2, X), 0)
+    assert [one.wanted for one in asked(victim, SECOND_US)] == [(2,)]
+
+
+@pytest.mark.parametrize("order_us", [0, SECOND_US])
+@pytest.mark.parametrize("way", ["summaries", "records"])
+def test_a_repair_of_what_is_not_missing_is_dropped(way: str, order_us: int) -> None:
+    """Found: one with a number far ahead made true events Gaps, and 16,385 of them made these duplicates."""
+    core = Receiver(ME, MASKS, replace(settings_for(way, ""), order_us=order_us), 0)
+    core.message(Z, 1, "1", 0)
+    core.summary(Z, summary(1, X), 0)
+    core.record(Z, 1, (), 0)
+    forged = [1 << 61, 2, *range(1 << 60, (1 << 60) + receivers.MAX_SEEN + 1)]
+    assert all(not core.message(Z, sequence, "forged", 0, repair=True) for sequence in forged)
+    assert core.message(OTHER, 1, "of whom nothing was heard", 0, repair=True) == []
+    assert core.unsolicited == len(forged) + 1
+    got = [item for at in (2, 3) for item in core.message(Z, at, str(at), 0)]
+    assert [*got, *core.tick(2 * SECOND_US)[1]] == ["2", "3"]
+    core.check()
+
+
 # --- the publisher
 
 
@@ -322,6 +355,21 @@ def test_a_storm_of_requests_is_bounded_and_what_is_gone_is_said() -> None:
     core.request(Request(receiver=ME, wanted=(1,)), later)
     answers = core.tick(later + 300 * MILLISECOND_US)
     assert Gone(publisher=Z, sequences=(1,)) in [one.message for one in answers]
+
+
+def test_summaries_of_ranges_are_of_the_same_budget() -> None:
+    """Found: 561 bytes of requests made 319 KB of summaries, and nothing bounded that."""
+    core = publisher(repairs_per_s=100)
+    for _ in range(1_000):
+        core.publish(X, b"row", 0)
+    for at in range(16):
+        ranges = tuple((1 + 8 * at + more, 900) for more in range(8))
+        core.request(Request(receiver=at.to_bytes(8, "big"), wanted=(), ranges=ranges), 0)
+    sent = core._answer(SECOND_US)
+    assert sum(len(one.message.entries) for one in sent if isinstance(one.message, Summary)) == 3 * 256
+    assert core.refused == 125
+    core.request(Request(receiver=ME, wanted=(), ranges=((1, 900),)), 2 * SECOND_US)
+    assert len(core._answer(2 * SECOND_US)) == 1, "what is asked for again is answered later"
 
 
 def test_records_hold_the_bits_of_the_messages_before() -> None:
@@ -407,3 +455,22 @@ def test_what_a_program_chooses_is_checked() -> None:
             settings_for(way, scope)  # type: ignore[arg-type]
     with pytest.raises(UsageError):
         RepairSettings(max_record=65)
+
+
+def test_what_a_broker_refused_is_neither_summarised_nor_served_nor_missed() -> None:
+    """Found: a writer without the right to a topic published to it by repair."""
+    core, ids = publisher(), [Z + bytes((0,) * 7 + (at,)) for at in range(1, 5)]
+    for identity in ids:
+        core.publish(X, identity + b"row", 0)
+    everything = Receiver(ME, selector_masks(Selector.parse("#", "")), RepairSettings(), 0)
+    everything.summary(Z, summary(1, X, X), 0)  # it left before the broker's answer came
+    core.refused_by_broker(ids[1])
+    core.refused_by_broker(b"unknown.unknown.")
+    core.request(Request(receiver=ME, wanted=(1, 2)), 0)
+    answers = core.tick(2 * SECOND_US)
+    assert [one.message.sequence for one in answers if isinstance(one.message, Repair)] == [1]
+    for answer in answers:
+        if isinstance(answer.message, Summary):
+            everything.summary(Z, answer.message, 2 * SECOND_US)
+    assert [one.wanted for one in asked(everything, 3 * SECOND_US)] == [(1, 3, 4)], "2 is nobody's loss"
+    core.check()

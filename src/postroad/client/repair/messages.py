@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import BugError, PeerError
+from postroad.events.carried import REPAIR
 from postroad.selectors.tags import WIDTH, positions
 
 PREFIX_BYTES: Final = 8  # of an id: whose it is, publisher and broker
@@ -32,7 +33,6 @@ _VARINT_BITS: Final = 63
 SUMMARY: Final = 1
 REQUEST: Final = 2
 ASK: Final = 3
-REPAIR: Final = 4
 GONE: Final = 5
 
 

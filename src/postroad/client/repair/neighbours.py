@@ -275,7 +275,7 @@ class Neighbours:
         repair = Repair(publisher=key[0], sequence=key[1], row=offered.row)
         if self._settings.policy == "unicast":
             return [Named((offered.asker,), repair)]
-        return [Named((), repair, offered.bits)]
+        return [Named((), repair, offered.bits, (offered.asker,))]
 
     def check(self) -> None:
         self.cache.check()

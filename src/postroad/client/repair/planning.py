@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from postroad.client.repair.settings import MAX_RECORD_ENTRIES
 from postroad.errors import UsageError
 
 MAX_RECORD: Final = 1_000
@@ -46,13 +47,16 @@ def plan(
         raise UsageError(f"--record is between 0 and {MAX_RECORD}, not {record}")
     if not 1 <= sharing <= MAX_RECORD:
         raise UsageError(f"--sharing is between 1 and {MAX_RECORD}, not {sharing}")
-    proposed = record_for(aim, match, loss, sharing, overlap)
+    reaching = record_for(aim, match, loss, sharing, overlap)
+    proposed = MAX_RECORD_ENTRIES if reaching is None else min(reaching, MAX_RECORD_ENTRIES)
     return {
         "detection": shared_detection(match, loss, record, sharing, overlap),
         "record": record,
         "record_bytes": record * ENTRY_BYTES,
         "aim": aim,
+        "reaching_record": reaching,
         "proposed_record": proposed,
-        "proposed_bytes": 0 if proposed is None else proposed * ENTRY_BYTES,
+        "proposed_bytes": proposed * ENTRY_BYTES,
+        "proposed_detection": shared_detection(match, loss, proposed, sharing, overlap),
         "summary_detection": summary_detection(loss),
     }

@@ -10,14 +10,15 @@ each message that others ask for, and shrinks by one for every CALM messages of 
 costs follows what it brings. Then summaries are for a publisher that falls quiet, since no record will name
 its last messages.
 
-However many ask, it sends at most `repairs_per_s` and holds at most MAX_ASKED requests: a storm of requests
-costs its own bytes and nothing more.
+However many ask, it sends at most `repairs_per_s`, summaries of ranges included, and holds at most MAX_ASKED
+requests: a storm of requests costs its own bytes and nothing more.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from postroad.client.repair.messages import (
@@ -31,18 +32,23 @@ from postroad.client.repair.messages import (
 )
 from postroad.client.repair.settings import RepairSettings
 from postroad.errors import BugError
+from postroad.kernel.layout import ID_BYTES
 from postroad.units import MILLISECOND_US, SECOND_US
 
 MAX_ASKED: Final = 4_096  # messages asked for and not yet repaired
+ENTRIES_OF_A_REPAIR: Final = 8  # of a summary: to encode them takes about as long as one repair
 MAX_NAMES: Final = 16  # receivers that one repair is for
 CALM: Final = 64  # messages of which none was asked for, after which a record is one entry shorter
 MAX_HEARTBEATS: Final = 12  # a publisher that is quiet for longer than these take has told everybody
 
 
+REFUSED: Final = 0  # the bits of an event that was not taken; every other event has some
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     sequence: int
-    bits: int
+    bits: int  # REFUSED: no broker took it
     row: bytes
     at_us: int
 
@@ -54,6 +60,7 @@ class Named:
     receivers: tuple[bytes, ...]
     message: Message
     bits: int | None = None  # of a repair by content: those who may want it
+    askers: tuple[bytes, ...] = ()  # who is named where the bits do not fit beside the message
 
 
 class PublisherSide:
@@ -125,21 +132,31 @@ class PublisherSide:
             return None
         return self._kept[sequence - self._kept[0].sequence]
 
+    def refused_by_broker(self, identity: bytes) -> None:
+        """It is neither summarised nor served: repair brings nobody what its publisher may not publish."""
+        at = bisect_left(self._kept, identity, key=lambda kept: kept.row[:ID_BYTES])
+        if at < len(self._kept) and self._kept[at].row[:ID_BYTES] == identity:
+            self._kept[at] = replace(self._kept[at], bits=REFUSED)
+
     # --- requests
 
     def request(self, request: Request, now_us: int) -> None:
         self.requests += 1
         receiver = request.receiver
+        ranges = list(request.ranges)
         for sequence in request.wanted:
-            if self.kept(sequence) is None:
+            kept = self.kept(sequence)
+            if kept is None:
                 self.misses += 1
                 if len(self._gone) < MAX_ASKED and sequence <= self.sequence:
                     self._gone.setdefault(receiver, {})[sequence] = None
+            elif kept.bits == REFUSED:
+                ranges.append((sequence, sequence))  # a summary says so
             elif sequence in self._asked or len(self._asked) < MAX_ASKED:
                 self._asked.setdefault(sequence, {})[receiver] = None
             else:
                 self.refused += 1
-        for span in request.ranges:
+        for span in ranges:
             if span in self._ranges or len(self._ranges) < MAX_ASKED:
                 self._ranges.setdefault(span, {})[receiver] = None
         if self._gathered_us is None:
@@ -155,36 +172,50 @@ class PublisherSide:
         self._allowed_us = now_us
         for sequence, receivers in self._asked.items():
             kept = self.kept(sequence)
-            if kept is None:
+            if kept is None or kept.bits == REFUSED:
                 continue
             repair = Repair(publisher=self.me, sequence=sequence, row=kept.row)
             if settings.policy == "content":
                 groups: list[tuple[bytes, ...]] = [()]
+                askers = tuple(receivers)[:MAX_NAMES]
             else:
                 size = 1 if settings.policy == "unicast" else MAX_NAMES
-                names = tuple(receivers)
+                names, askers = tuple(receivers), ()
                 groups = [names[at : at + size] for at in range(0, len(names), size)]
             for group in groups:
-                if self._allowance < 1:
-                    self.refused += 1
+                if not self._spend(1):
                     continue
-                self._allowance -= 1
                 self.repairs += 1
-                out.append(Named(group, repair, kept.bits if not group else None))
+                out.append(Named(group, repair, kept.bits if not group else None, askers))
         for (first, last), receivers in self._ranges.items():
             out += self._describe(first, last, tuple(receivers))
         for receiver, sequences in self._gone.items():
             gone = tuple(sorted(sequences)[:MAX_WANTED])
-            out.append(Named((receiver,), Gone(publisher=self.me, sequences=gone)))
+            if self._spend(1):
+                out.append(Named((receiver,), Gone(publisher=self.me, sequences=gone)))
         self._asked, self._ranges, self._gone = {}, {}, {}
         return out
 
+    def _spend(self, repairs: int) -> bool:
+        """Whether an answer that costs as much as so many repairs may be sent now."""
+        if self._allowance < repairs:
+            self.refused += 1
+            return False
+        self._allowance -= repairs
+        return True
+
     def _describe(self, first: int, last: int, receivers: tuple[bytes, ...]) -> list[Named]:
-        """Entries of a range that no summary brought to these; what is no longer kept is gone."""
+        """Entries of a range that no summary brought to these; what is no longer kept is gone. Nothing is
+        said of what is not yet published."""
+        if first > self.sequence:
+            return []
         first = max(first, self.oldest)
-        last = min(last, self.sequence, first + MAX_ENTRIES - 1)
-        summary = self._summary(first, max(first - 1, last), first)
-        groups = range(0, len(receivers), MAX_NAMES)
+        last = max(first - 1, min(last, self.sequence, first + MAX_ENTRIES - 1))
+        cost = 1 + (last - first + 1) // ENTRIES_OF_A_REPAIR
+        groups = [at for at in range(0, len(receivers), MAX_NAMES) if self._spend(cost)]
+        if not groups:
+            return []
+        summary = self._summary(first, last, first)
         return [Named(receivers[at : at + MAX_NAMES], summary) for at in groups]
 
     # --- summaries
@@ -249,6 +280,11 @@ class PublisherSide:
         if self._summary_us is not None and now_us >= self._summary_us:
             out += self._summarise(now_us)
         return out
+
+    @property
+    def over(self) -> bool:
+        """Nothing is kept, and nobody waits for an answer."""
+        return not self._kept and self._gathered_us is None
 
     @property
     def oldest(self) -> int:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from postroad.client.repair.messages import MAX_RANGES, MAX_WANTED, Gone, Request, Summary
+from postroad.client.repair.publisher import REFUSED
 from postroad.client.repair.settings import RepairSettings
 from postroad.errors import BugError
 from postroad.selectors.tags import Mask, matched
@@ -87,6 +88,7 @@ class Receiver:
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()  # heard of last comes last
         self._pending: dict[bytes, _Source] = {}  # those of them that `tick` may have something to do for
         self.false_repairs = 0
+        self.unsolicited = 0  # repairs of what was not missing
         self.detected = self.recovered = self.requests = self.duplicates = self.given_up = 0
         self.recovery_us: list[int] = []  # of the latest recoveries, from the detection on
         self.all_recovery_us = 0  # of all of them together
@@ -98,7 +100,11 @@ class Receiver:
     def message(
         self, publisher: bytes, sequence: int, item: Any, now_us: int, *, repair: bool = False
     ) -> list[Any]:
-        """A message, or the repair of one, perhaps by others: what the application gets now."""
+        """A message, or the repair of one, perhaps by others: what the application gets now. Whoever may
+        send repairs can make one up, so those are taken for what may be missing alone."""
+        if repair and not self.may_miss(publisher, sequence) and not self._had(publisher, sequence):
+            self.unsolicited += 1
+            return []
         source = self._source(publisher, speaks=not repair)
         if source.begun < 0 and not repair:
             source.begun = sequence
@@ -137,8 +143,14 @@ class Receiver:
     def _measure(self, source: _Source, answer_us: int) -> None:
         source.answer_us += (answer_us - source.answer_us) // (4 if source.answer_us else 1)
 
-    def summary(self, publisher: bytes, summary: Summary, now_us: int) -> list[Any]:
-        """What the application gets now: what waited for its order to be known."""
+    def summary(self, publisher: bytes, summary: Summary, now_us: int, *, answer: bool = False) -> list[Any]:
+        """What the application gets now: what waited for its order to be known. An `answer` to a request
+        tells of nothing beyond what was asked for, so that none can end the search for losses."""
+        if answer:
+            known = self._sources.get(publisher)
+            if known is None or summary.last > known.covered:
+                self.unsolicited += 1
+                return []
         source = self._source(publisher)
         # What was published before this subscription began is not missed by it, unless it got one before.
         earlier = summary.since_ms < self._started_us // MILLISECOND_US
@@ -153,6 +165,9 @@ class Receiver:
             source.covered = summary.first - 1
         for at, bits in enumerate(summary.entries):
             sequence = summary.first + at
+            if bits == REFUSED:
+                self._withdraw(source, sequence, now_us)
+                continue
             if missed_from is None or sequence < missed_from:
                 continue
             if sequence > source.covered or self._is_unknown(source, sequence):
@@ -237,7 +252,7 @@ class Receiver:
     def _look_at(self, publisher: bytes, source: _Source, sequence: int, bits: int, now_us: int) -> None:
         if sequence in source.seen or sequence in source.lost or sequence <= source.low:
             return
-        if not matched(bits, self.masks):
+        if bits == REFUSED or not matched(bits, self.masks):
             return
         self.detected += 1
         if sequence <= source.released:
@@ -247,6 +262,12 @@ class Receiver:
             self._out += self._lose(publisher, source, [next(iter(source.lost))])
         source.lost[sequence] = Loss(bits, now_us)
         self._soon(source, now_us)
+
+    def _withdraw(self, source: _Source, sequence: int, now_us: int) -> None:
+        """No broker took it, so nobody misses it."""
+        if source.lost.pop(sequence, None) is not None:
+            source.asked.discard(sequence)
+            source.due_us = now_us  # it asks for the rest, if there is any
 
     def _add_unknown(self, source: _Source, first: int, last: int, now_us: int) -> None:
         source.unknown.append((first, last))
@@ -373,6 +394,20 @@ class Receiver:
         """Whether this is missing."""
         source = self._sources.get(publisher)
         return source is not None and sequence in source.lost
+
+    def may_miss(self, publisher: bytes, sequence: int) -> bool:
+        """Whether this is missing, or in a range that nothing has told of; records (spec B3) leave such
+        ranges between the numbers that came."""
+        source = self._sources.get(publisher)
+        if source is None or sequence <= source.low or sequence in source.seen:
+            return False
+        if sequence in source.lost or self._is_unknown(source, sequence):
+            return True
+        return not self._settings.publisher_first and 0 <= source.begun < sequence < source.covered
+
+    def _had(self, publisher: bytes, sequence: int) -> bool:
+        source = self._sources.get(publisher)
+        return source is not None and (sequence <= source.low or sequence in source.seen)
 
     @property
     def missing(self) -> int:

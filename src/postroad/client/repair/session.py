@@ -43,11 +43,11 @@ from postroad.client.repair.receiver import Lost, Receiver
 from postroad.client.repair.reporting import Reporting
 from postroad.client.repair.rows import Row, row_bytes, with_record, without_records
 from postroad.client.repair.settings import DEFAULTS, RepairSettings
-from postroad.errors import PeerError, TooLargeError, UsageError
+from postroad.errors import BugError, PeerError, TooLargeError, UsageError
 from postroad.events import EventBatch, Gap, Value
 from postroad.events.batch import MAX_ROWS_BYTES, best_effort_frame, encode_row
-from postroad.ids import MessageId
-from postroad.kernel.layout import EVENT_HEADER_BYTES
+from postroad.ids import COUNT_BITS, MessageId
+from postroad.kernel.layout import EVENT_HEADER_BYTES, ID_BYTES
 from postroad.selectors import Selector
 from postroad.selectors.tags import WIDTH, event_bits, false_match, fold, positions, selector_masks
 from postroad.units import MILLISECOND_US
@@ -60,6 +60,7 @@ MAX_BITS: Final = 56  # attributes of an ask; an event has at most 64
 MAX_MASKS: Final = 8  # conjunctions of a subscription that are subscribed to as bits
 USUAL_ONES: Final = 32  # of an event with two levels of topic and four attributes, about
 WEAK: Final = 1e-4  # a subscription whose bits match more often than this without cause is told so
+MAX_PREFIXES: Final = 4  # of its ids: of the broker of the moment, and of those before
 MAX_PENDING: Final = 64  # rows that wait for the end of the turn; then they go
 
 
@@ -73,6 +74,14 @@ class _Repaired:
     neighbours: Neighbours | None
     own: tuple[int, ...]  # the subscriptions that its repair needs
     false_match: float = 1.0  # the chance that a message which does not match seems to
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """What was published under one prefix of ids."""
+
+    side: PublisherSide
+    requests: tuple[int, ...]  # subscriptions to what is asked for of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +108,7 @@ class Session:
         self._subscribe = subscribe
         self._unsubscribe = unsubscribe
         self._prefix = b""  # of this client's ids at the broker of the moment
-        self._publisher: PublisherSide | None = None
-        self._requests: tuple[int, ...] = ()  # subscriptions to what is asked for of what it published
+        self._published: dict[bytes, _Published] = {}  # by prefix; earlier ones until their time is over
         self._shared: tuple[int, ...] = ()  # those that all repaired subscriptions need
         self._own: dict[int, int] = {}  # own subscriptions -> the one they serve, 0 for all
         self._repaired: dict[int, _Repaired] = {}
@@ -126,20 +134,19 @@ class Session:
     @property
     def active(self) -> bool:
         """Whether this client publishes or repairs best-effort events, so that datagrams are of use to it."""
-        return self._publisher is not None or bool(self._own)
+        return bool(self._published or self._own)
 
     @property
     def full(self) -> bool:
         return len(self._pending) >= MAX_PENDING
 
     def opened(self, prefix: bytes, limits: Limits, next_id: Callable[[], bytes]) -> None:
-        """A broker welcomed us, with this prefix of our ids."""
+        """A broker welcomed us, with this prefix of our ids. With another one others take us for a new
+        publisher, and what was published before is still summarised and served under its own."""
         self._limits, self._next_id = limits, next_id
-        if prefix != self._prefix:
-            self._prefix = prefix
-            if self._publisher is not None:
-                self._publisher = None  # others take it for a new publisher; so it is
-                self._end_requests()
+        self._prefix = prefix
+        for earlier in [earlier for earlier in self._published if not _may_bear(earlier, prefix)]:
+            self._end_published(earlier)
 
     # --- publishing
 
@@ -149,14 +156,7 @@ class Session:
             raise UsageError("best effort needs a broker, and there is none")
         if topic.split("/", 1)[0] == ROOT:
             raise UsageError(f"topics below {ROOT} are for repair itself")
-        publisher = self._publisher
-        if publisher is None:
-            publisher = self._publisher = PublisherSide(self._prefix, self.settings)
-            kinds = ("request", "ask") if self.settings.max_record else ("request",)
-            self._requests = tuple(
-                self._subscribe(f"{self._root}/{kind}/{self._prefix.hex()}", "") for kind in kinds
-            )
-            self._own |= dict.fromkeys(self._requests, 0)
+        publisher = self._publisher()
         identity = self._next_id()
         row = encode_row(identity, topic, attributes, payload, self._limits, tick=publisher.sequence + 1)
         if len(row[1]) > MAX_BEST_EFFORT_BYTES:
@@ -170,11 +170,34 @@ class Session:
         self._pending.append(row)
         return identity
 
-    def _end_requests(self) -> None:
-        for number in self._requests:
+    def refused(self, ids: bytes) -> int:
+        """The broker did not take these events: how many."""
+        if len(ids) % ID_BYTES:
+            raise PeerError(f"{len(ids)} bytes of ids that were rejected")
+        for at in range(0, len(ids), ID_BYTES):
+            published = self._published.get(ids[at : at + PREFIX_BYTES])
+            if published is not None:
+                published.side.refused_by_broker(ids[at : at + ID_BYTES])
+        return len(ids) // ID_BYTES
+
+    def _publisher(self) -> PublisherSide:
+        """That of the prefix of the moment."""
+        published = self._published.get(self._prefix)
+        if published is None:
+            kinds = ("request", "ask") if self.settings.max_record else ("request",)
+            topics = [f"{self._root}/{kind}/{self._prefix.hex()}" for kind in kinds]
+            requests = tuple(self._subscribe(topic, "") for topic in topics)
+            self._own |= dict.fromkeys(requests, 0)
+            published = _Published(PublisherSide(self._prefix, self.settings), requests)
+            self._published[self._prefix] = published
+            if len(self._published) > MAX_PREFIXES:
+                self._end_published(next(iter(self._published)))
+        return published.side
+
+    def _end_published(self, prefix: bytes) -> None:
+        for number in self._published.pop(prefix).requests:
             del self._own[number]
             self._unsubscribe(number)
-        self._requests = ()
 
     def take(self) -> list[bytes]:
         """The frames to send now, each fit for a datagram."""
@@ -185,7 +208,7 @@ class Session:
 
     def finish(self, now_us: int) -> bool:
         """This client is about to go: what it published is summarised now. Whether there was anything."""
-        return self._publisher is not None and self._publisher.finish(now_us)
+        return bool([True for published in self._published.values() if published.side.finish(now_us)])
 
     # --- subscriptions
 
@@ -274,18 +297,20 @@ class Session:
         serves = self._own[number]
         concerned = [self._repaired[serves]] if serves else list(self._repaired.values())
         out: list[Item] = []
-        if number in self._requests:
-            if self._publisher is not None and isinstance(message, Request):
-                self._publisher.request(message, now_us)
-            elif self._publisher is not None and isinstance(message, Ask):
-                self._publisher.missed(message.sequence)
-            return []
+        for published in self._published.values():
+            if number in published.requests:
+                if isinstance(message, Request):
+                    published.side.request(message, now_us)
+                elif isinstance(message, Ask):
+                    published.side.missed(message.sequence)
+                return []
         self.reporting.changed()
         for repaired in concerned:
             if repaired.neighbours is None:
                 continue
             if isinstance(message, Summary):
-                items = repaired.receiver.summary(identity[:PREFIX_BYTES], message, now_us)
+                answer = number != self._shared[0]  # it was sent to this client by name
+                items = repaired.receiver.summary(identity[:PREFIX_BYTES], message, now_us, answer=answer)
                 out += _items(repaired.number, items)
             elif isinstance(message, Gone):
                 repaired.receiver.gone(message, now_us)
@@ -313,17 +338,17 @@ class Session:
             if not repaired.receiver.misses(publisher, sequence):
                 return []
             return _items(repaired.number, repaired.receiver.false_repair(publisher, sequence, now_us))
-        repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
-        duplicates = repaired.receiver.duplicates
+        wanted = repaired.receiver.may_miss(publisher, sequence)
         fresh = repaired.receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
-        if repaired.receiver.duplicates == duplicates:
+        if wanted:
+            repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
             self.reporting.repaired(repaired.number, batch.id(0))
         return _items(repaired.number, fresh)
 
     # --- time
 
     def next_deadline(self) -> int | None:
-        due = [None if self._publisher is None else self._publisher.next_deadline()]
+        due = [published.side.next_deadline() for published in self._published.values()]
         for repaired in self._repaired.values():
             due.append(repaired.receiver.next_deadline())
             if repaired.neighbours is not None:
@@ -333,16 +358,19 @@ class Session:
     def tick(self, now_us: int, skew_us: int) -> list[Item]:
         """What is due is queued; what the application gets is returned."""
         out: list[Item] = []
-        if self._publisher is not None:
-            for named in self._publisher.tick(now_us):
-                self._say(named, skew_us)
+        for prefix, published in list(self._published.items()):
+            for named in published.side.tick(now_us):
+                self._say(named, skew_us, prefix)
+            if prefix != self._prefix and published.side.over:
+                self._end_published(prefix)
         for repaired in self._repaired.values():
             requests, items = repaired.receiver.tick(now_us)
             out += _items(repaired.number, items)
             if requests or items:
                 self.reporting.changed()
             for publisher, request in requests:
-                self._event(f"{self._root}/request/{publisher.hex()}", {}, encode(request))
+                topic = f"{self._root}/request/{publisher.hex()}"
+                self._event(topic, {}, encode(request), self._prefix)
             if repaired.neighbours is None:
                 continue
             for item in items:
@@ -351,44 +379,62 @@ class Session:
             for publisher, sequence, bits in repaired.receiver.take_content():
                 repaired.neighbours.want(publisher, sequence, bits, now_us)
             for named in repaired.neighbours.tick(now_us, now_us + skew_us):
-                self._say(named, skew_us)
+                self._say(named, skew_us, self._prefix)
                 self.reporting.changed()
         return out
 
-    def _say(self, named: Named, skew_us: int) -> None:
+    def _say(self, named: Named, skew_us: int, prefix: bytes) -> None:
+        """With an id of this prefix: receivers know by it whose summary one is."""
         message = named.message
         if isinstance(message, Summary):
             if message.since_ms:
                 since_ms = max(0, message.since_ms + skew_us // MILLISECOND_US)
                 message = msgspec.structs.replace(message, since_ms=since_ms)
-            topic = f"{ROOT}/summary/{self._prefix.hex()}"
+            topic = f"{ROOT}/summary/{prefix.hex()}"
         elif isinstance(message, Ask):
             topic = f"{self._root}/ask/{message.publisher.hex()}"
         else:
             topic = f"{self._root}/again"
-        attributes: dict[str, Value] = {}
         if named.receivers:
-            topic = f"{self._root}/for"
-            attributes = {f"r{receiver.hex()}": True for receiver in named.receivers}
-        elif named.bits is not None:
-            attributes = _as_attributes(named.bits)
-        self._event(topic, attributes, encode(message), summary=message)
+            self._say_to(named.receivers, message, prefix)
+        elif named.bits is None:
+            self._say_in_parts(topic, {}, message, prefix)
+        elif not self._event(topic, _as_attributes(named.bits), encode(message), prefix) and named.askers:
+            # A part of the bits would match nobody.
+            self._say_to(named.askers, message, prefix)
 
-    def _event(
-        self, topic: str, attributes: dict[str, Value], payload: bytes, summary: Message | None = None
-    ) -> None:
+    def _say_to(self, receivers: tuple[bytes, ...], message: Message, prefix: bytes) -> None:
+        """In as many events as it takes. What does not even fit one for one receiver is asked for in vain,
+        and a Gap there."""
+        attributes: dict[str, Value] = {f"r{receiver.hex()}": True for receiver in receivers}
+        said = self._say_in_parts(f"{self._root}/for", attributes, message, prefix)
+        if not said and len(receivers) > 1:
+            middle = len(receivers) // 2
+            self._say_to(receivers[:middle], message, prefix)
+            self._say_to(receivers[middle:], message, prefix)
+
+    def _say_in_parts(
+        self, topic: str, attributes: dict[str, Value], message: Message, prefix: bytes
+    ) -> bool:
+        """Whether it was said: a summary in as many events as it takes."""
+        if self._event(topic, attributes, encode(message), prefix):
+            return True
+        if not isinstance(message, Summary) or len(message.entries) < 2:
+            return False
+        for half in _halves(message):
+            self._say_in_parts(topic, attributes, half, prefix)
+        return True
+
+    def _event(self, topic: str, attributes: dict[str, Value], payload: bytes, prefix: bytes) -> bool:
+        """Whether it fits what a broker takes, and is queued."""
         if self._next_id is None or self._limits is None:
-            return
-        row = encode_row(self._next_id(), topic, attributes, payload, self._limits, tick=1)
-        if len(row[0]) + len(row[1]) <= MAX_ROWS_BYTES:
+            return True
+        identity = prefix + self._next_id()[PREFIX_BYTES:]
+        row = encode_row(identity, topic, attributes, payload, self._limits, tick=1)
+        fits = len(row[0]) + len(row[1]) <= MAX_ROWS_BYTES
+        if fits:
             self._pending_repair.append(row)
-        elif isinstance(summary, Summary) and len(summary.entries) > 1:
-            for half in _halves(summary):
-                self._event(topic, attributes, encode(half), summary=half)
-        elif len(attributes) > 1:  # as many receivers as fit
-            names = list(attributes)
-            for part in (names[: len(names) // 2], names[len(names) // 2 :]):
-                self._event(topic, dict.fromkeys(part, True), payload)
+        return fits
 
     def reports(self, now_us: int) -> list[Repaired]:
         """What is to be reported to the broker now."""
@@ -416,6 +462,7 @@ class Session:
             "given_up": receiver.given_up,
             "duplicates_suppressed": receiver.duplicates,
             "false_repairs": receiver.false_repairs,
+            "unsolicited_repairs": receiver.unsolicited,
             "requests_sent": receiver.requests,
             "recovery_ms_p50": delays[len(delays) // 2] / 1_000 if delays else 0.0,
             "recovery_ms_p99": delays[len(delays) * 99 // 100] / 1_000 if delays else 0.0,
@@ -434,21 +481,31 @@ class Session:
         return figures
 
     def check(self) -> None:
-        if self._publisher is not None:
-            self._publisher.check()
+        for published in self._published.values():
+            published.side.check()
+        if len(self._published) > MAX_PREFIXES:
+            raise BugError("more is kept of what was published before than there is room for")
         for repaired in self._repaired.values():
             repaired.receiver.check()
             if repaired.neighbours is not None:
                 repaired.neighbours.check()
 
 
+def _may_bear(earlier: bytes, prefix: bytes) -> bool:
+    """Whether a client with this prefix may send ids of an earlier one: those that its broker gave out in
+    this start are their owners' alone. A broker that knows its client gives it the number it had."""
+    started, starts = (int.from_bytes(whose[:4], "big") >> COUNT_BITS for whose in (earlier, prefix))
+    return earlier == prefix or earlier[4:] != prefix[4:] or started != starts
+
+
 def _frames(rows: list[Row]) -> Iterator[bytes]:
-    """Frames of these rows, each fit for a datagram."""
+    """Frames of these rows, each fit for a datagram, with ids of one publisher."""
     together: list[Row] = []
     size = 0
     for row in rows:
         row_size = len(row[0]) + len(row[1])
-        if together and size + row_size > MAX_ROWS_BYTES:
+        other = together and together[0][0][:PREFIX_BYTES] != row[0][:PREFIX_BYTES]
+        if other or (together and size + row_size > MAX_ROWS_BYTES):
             yield best_effort_frame(together, channel=0)
             together, size = [], 0
         together.append(row)
