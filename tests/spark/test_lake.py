@@ -131,6 +131,18 @@ def test_one_of_two_processes_lands(tmp_path: Path) -> None:
         assert sorted(one.exception() is None for one in tries) == [False, False, False, True]
 
 
+def test_a_lake_without_its_ledger_is_not_landed_into(tmp_path: Path) -> None:
+    """P4: as a copy without `landing/`: all would be landed a second time."""
+    tables = Tables(tmp_path)
+    begin(Ledger(tables), "one")
+    tables.append("events", rows.events([event(0)]), Batch("one", 1))
+    begin(Ledger(tables), "one")
+    shutil.rmtree(tmp_path / "landing")
+    with pytest.raises(UsageError, match="has events, but its table landing, which tells how far"):
+        begin(Ledger(tables), "two")
+    assert not (tmp_path / "landing").exists()
+
+
 def test_what_was_decided_is_carried_out_once(tmp_path: Path) -> None:
     """P4: by the next process, where one was killed before, between or after the commits of its tables."""
     tables = Tables(tmp_path)
@@ -295,13 +307,37 @@ def test_places_of_lakes(tmp_path: Path) -> None:
     assert (str(place), place.folder) == ("s3://bucket/lake", None)
     assert dict(place.options) == {"AWS_REGION": "x", "AWS_SECRET_ACCESS_KEY": "hush"}
     assert "hush" not in repr(place)
-    with pytest.raises(UsageError, match="begins with s3"):
-        store_at("ftp://x/y")
+    for place in (
+        "ftp://x/y",
+        "s3://",
+        "S3://bucket/lake",
+        "s3:/bucket/lake",
+        "file:/x",
+        Path("s3://b/l"),
+        "",
+    ):
+        with pytest.raises(UsageError, match="begins with s3"):
+            store_at(place)
+    assert store_at("./s3:/x").folder == Path("s3:/x").absolute()
     with pytest.raises(UsageError, match="cannot be a lake"):
         store_at(tmp_path / "50%")
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is no folder"):
         Tables(tmp_path / "file").check_place()
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_a_lake_lies_in_no_table(tmp_path: Path, in_store: bool) -> None:
+    """P11: neither in somebody else's nor in one of a lake: that one's clean-up would remove it."""
+    write_deltalake(str(tmp_path / "theirs"), pa.table({"a": [1]}))
+    Tables(tmp_path / "lake").append("events", rows.events([event(0)]))
+    there = sorted(tmp_path.rglob("*"))
+    for place in ("theirs", "theirs/lake", "lake/events", "lake/events/lake"):
+        tables = Tables(Store(str(tmp_path / place), None) if in_store else tmp_path / place)
+        with pytest.raises(UsageError, match=r"cannot be a lake: .*(theirs|events) is a Delta table"):
+            tables.check_place()
+    assert sorted(tmp_path.rglob("*")) == there
+    Tables(tmp_path / "lake").check_place()
 
 
 NOWHERE = "http://127.0.0.1:1"

@@ -60,6 +60,15 @@ class Ledger:
         self._number = tables.landed(TABLE, TABLE)
         self.rows = read_progress(tables)
 
+    def check_new(self) -> None:
+        """UsageError if rows were landed here before."""
+        for table in SCHEMAS:
+            if table != TABLE and self._tables.files(table):
+                raise UsageError(
+                    f"the lake at {self._tables.store} has {table}, but its table {TABLE}, which tells how"
+                    " far landing was, is missing or empty: put that back, or land into another place"
+                )
+
     def write(self, *changed: Progress) -> None:
         """UsageError if another process did since this one last looked.
 
@@ -125,8 +134,12 @@ def landed_until(tables: Tables) -> dict[str, int]:
 
 
 def begin(ledger: Ledger, name: str) -> None:
-    """Note the names of a lake's subscriptions before they are made: no other process makes others."""
+    """Note the names of a lake's subscriptions before they are made: no other process makes others.
+
+    UsageError if the lake has rows and nothing tells up to where: all would be landed a second time.
+    """
     if not ledger.rows:
+        ledger.check_new()
         now_us = time.time_ns() // 1000
         ledger.write(
             Progress(feed=HISTORY, subscription=f"{name}-history", at_us=now_us),

@@ -17,7 +17,9 @@ from typing import IO, Any, Final
 from postroad.errors import PostroadError, StorageError, UsageError, shorten
 
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss", "hdfs")
+_FORMS: Final = f"begins with {', '.join(SCHEMES)} and ://, with a place after it"
 _URL: Final = re.compile(r"([a-z0-9]+)://(.+)")
+_LIKE_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # a folder of such a name is ./NAME
 _SETTINGS: Final = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_CONF_DIR")  # of the environment, beginnings of names
 _UNUSABLE: Final = re.compile(r"[%\\]")  # of a folder's name, which the log of a table would read otherwise
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -101,6 +103,25 @@ class Store:
         listed = self._files(table).get_file_info(FileSelector("", recursive=True, allow_not_found=True))
         return [info.path for info in listed if info.type == FileType.File]
 
+    def surrounding_table(self) -> str | None:
+        """The Delta table that this place is, or lies in. Of a store it is looked for here and one level
+        above: each look is a request."""
+        if self.folder is not None:
+            places = (self.folder, *self.folder.parents)
+            return next((str(place) for place in places if (place / "_delta_log").is_dir()), None)
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        with plain_failures(f"{self.url} cannot be read"):
+            if DeltaTable.is_deltatable(self.url, dict(self.options)):
+                return self.url
+        above = self.url.rpartition("/")[0]
+        try:
+            within = not above.endswith("/") and DeltaTable.is_deltatable(above, dict(self.options))
+        except (DeltaError, OSError):  # who may use a lake need not be allowed to look beside it
+            within = False
+        return above if within else None
+
     def _files(self, table: str) -> Any:
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem
@@ -112,13 +133,15 @@ def store_at(place: str | Path, environment: Mapping[str, str] | None = None) ->
     """The store that a person names; UsageError if it can be none."""
     text = str(place)
     parts = _URL.fullmatch(text)
+    if not text or (parts is None and _LIKE_URL.match(text)):
+        raise UsageError(f"a lake is a folder, or {_FORMS}; not {text!r}")
     if parts is None or parts[1] == "file":
         folder = Path(text if parts is None else f"/{parts[2].lstrip('/')}").absolute()
         if _UNUSABLE.search(str(folder)):
             raise UsageError(f"{folder} cannot be a lake: the name of its folder has a % or a \\ in it")
         return Store(str(folder), folder)
     if parts[1] not in SCHEMES:
-        raise UsageError(f"a lake is a folder or begins with {', '.join(SCHEMES)} and ://, not {text!r}")
+        raise UsageError(f"a lake is a folder, or {_FORMS}; not {text!r}")
     given = os.environ if environment is None else environment
     options = {name: value for name, value in given.items() if name.startswith(_SETTINGS)}
     return Store(text.rstrip("/"), None, options)

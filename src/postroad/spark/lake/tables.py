@@ -145,6 +145,12 @@ class Tables:
         folder = self.store.folder
         if folder is not None and folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is no folder: a lake is one")
+        surrounding = self.store.surrounding_table()
+        if surrounding is not None:
+            raise UsageError(
+                f"{self.store} cannot be a lake: {surrounding} is a Delta table, whose own clean-up would"
+                " remove what is put into it"
+            )
         for table in SCHEMAS:
             self.open(table)
 
