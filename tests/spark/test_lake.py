@@ -143,6 +143,17 @@ def test_a_lake_without_its_ledger_is_not_landed_into(tmp_path: Path) -> None:
     assert not (tmp_path / "landing").exists()
 
 
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    """P11."""
+    tables = Tables(tmp_path)
+    begin(Ledger(tables), "one")
+    (ledger,) = (tmp_path / "landing").glob("*.parquet")
+    ledger.write_bytes(b"x" * 100)
+    with pytest.raises(StorageError, match=r"landing cannot be read: .*[Pp]arquet") as told:
+        Ledger(tables)
+    assert "\n" not in str(told.value)
+
+
 def test_what_was_decided_is_carried_out_once(tmp_path: Path) -> None:
     """P4: by the next process, where one was killed before, between or after the commits of its tables."""
     tables = Tables(tmp_path)

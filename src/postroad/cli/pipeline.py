@@ -240,7 +240,9 @@ def compact(
     check_accuracy(accuracy)
     for name in table or ():
         check_table(name)
-    Tables(lake).check()
+    tables = Tables(lake)
+    tables.check()
+    tables.check_place()
     with _spark("compacting", master, remote) as spark:
         place = Lake(spark, lake)
         done = [compacted(place, name, accuracy=accuracy, keep_hours=keep_hours) for name in table or SCHEMAS]

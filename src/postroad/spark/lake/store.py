@@ -151,12 +151,13 @@ def store_at(place: str | Path, environment: Mapping[str, str] | None = None) ->
 def plain_failures(doing: str) -> Iterator[None]:
     """Failures of a store in one line."""
     from deltalake.exceptions import DeltaError
+    from pyarrow import ArrowInvalid  # of a file that is damaged
 
     try:
         yield
     except PostroadError:
         raise
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, ArrowInvalid) as error:
         raise StorageError(f"{doing}: {reason(error)}") from error
 
 
