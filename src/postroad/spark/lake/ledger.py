@@ -24,12 +24,11 @@ from postroad.spark.lake.history import Part
 from postroad.spark.lake.intake import EVENTS, HISTORY
 from postroad.spark.lake.rows import SCHEMAS
 from postroad.spark.lake.store import plain_failures
-from postroad.spark.lake.tables import Batch, OvertakenError, Tables
+from postroad.spark.lake.tables import KEPT_HOURS, Batch, OvertakenError, Tables, keep_versions
 from postroad.spark.source import SINCE
 
 TABLE: Final = "landing"
 VACUUM_EVERY: Final = 200  # commits: each leaves a small file behind that nobody needs
-KEEP_HOURS: Final = 1
 _FILES: Final = dict[str, list[Added]]
 
 
@@ -95,7 +94,8 @@ class Ledger:
         self.rows = rows
         if self._number % VACUUM_EVERY == 0 and (opened := self._tables.open(TABLE)) is not None:
             with plain_failures(f"{store.table(TABLE)} cannot be cleaned up"):
-                opened.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
+                keep_versions(opened, KEPT_HOURS[TABLE])  # else each look at it lists a week of commits
+                opened.vacuum(KEPT_HOURS[TABLE], dry_run=False, enforce_retention_duration=False)
 
 
 def read_progress(tables: Tables) -> dict[str, Progress]:

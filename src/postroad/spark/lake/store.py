@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import IO, Any, Final
@@ -75,14 +75,18 @@ class Store:
         return self._files(table).open_input_file(path)
 
     def missing(self, table: str, paths: Iterable[str]) -> str | None:
-        """A file that a task says it wrote and that is not in this machine's folder, if there is one.
+        """A file that a task says it wrote and that is not there, if there is one.
 
         Where the folder is a network file system, looking at a file is not enough: the system may remember
-        for a while that there was none, until the folders above it are listed. Of other stores nobody asks:
-        there is one place, and a request for each file.
+        for a while that there was none, until the folders above it are listed. In other stores somebody's
+        clean-up may have been faster than a long batch.
         """
         if self.folder is None:
-            return None
+            from pyarrow.fs import FileType
+
+            with plain_failures(f"{self.table(table)} cannot be read"):
+                about = self._files(table).get_file_info(list(paths))
+            return next((info.path for info in about if info.type == FileType.NotFound), None)
         for path in paths:
             file = self.folder / table / path
             if not file.exists():
@@ -92,6 +96,15 @@ class Store:
                 if not file.exists():
                     return path
         return None
+
+    def remove(self, table: str, paths: Iterable[str]) -> None:
+        """Files that are of no version; one that is gone meanwhile is no matter."""
+        for path in paths:
+            if self.folder is not None:
+                (self.folder / table / path).unlink(missing_ok=True)
+            else:
+                with suppress(FileNotFoundError):
+                    self._files(table).delete_file(path)
 
     def paths(self, table: str) -> list[str]:
         """All files below a table's place, whether they are of it or not."""
