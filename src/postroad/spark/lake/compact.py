@@ -25,7 +25,6 @@ from postroad.spark.lake.store import plain_failures
 from postroad.spark.lake.tables import (
     COMPACTED,
     KEEP_HOURS,
-    KEPT_HOURS,
     SCHEMAS,
     File,
     Lake,
@@ -171,7 +170,8 @@ def _clean_up(lake: Tables, table: str, keep_hours: int) -> int:
     if opened is None:
         return 0
     with plain_failures(f"{lake.store.table(table)} cannot be cleaned up"):
-        keep_versions(opened, KEPT_HOURS.get(table, keep_hours))
+        if PARTITIONS[table]:  # landing overwrites the others, which a change of their properties would fail
+            keep_versions(opened, keep_hours)
         replaced = opened.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
         old_hours = max(keep_hours, UNDECIDED_HOURS)
         listed = opened.vacuum(old_hours, dry_run=True, enforce_retention_duration=False, full=True)
