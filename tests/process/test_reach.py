@@ -103,11 +103,12 @@ def test_a_client_sends_datagrams_where_the_broker_says_and_hears_the_answers(ho
             recorder.__class__ = Recorder
             assert isinstance(recorder, Recorder)
             recorder.got = []
-            assert recorder.datagrams is None
+            assert recorder._datagrams is None
             await client
-            assert recorder.datagrams == (host, port)
+            assert recorder._datagrams is not None
+            assert recorder._datagrams.endpoint == (host, port)
             assert client._datagrams is None  # no socket before there is something to send
-            client._perform([SendTo(recorder.datagrams, pack(ASK, body)) for body in (b"one", b"two")])
+            client._perform([SendTo((host, port), pack(ASK, body)) for body in (b"one", b"two")])
             await until(lambda: len(recorder.got) == 2)
             answers = [Datagram((host, port), pack(ANSWER, body)) for body in (b"one", b"two")]
             assert sorted(recorder.got, key=lambda one: one.data) == answers
@@ -115,7 +116,6 @@ def test_a_client_sends_datagrams_where_the_broker_says_and_hears_the_answers(ho
             assert source[0] == host
             await client.close()
             assert client._datagrams is None
-            assert recorder.datagrams is None
 
     run(test())
 
@@ -124,7 +124,8 @@ def test_a_client_whose_broker_takes_no_datagrams_knows_it() -> None:
     async def test() -> None:
         core = EchoBroker()
         async with serving(core) as (_, port), postroad.connect(f"127.0.0.1:{port}") as client:
-            assert client._core.datagrams is None
+            assert client._core._datagrams is not None
+            assert client._core._datagrams.endpoint is None
 
     run(test())
 

@@ -120,7 +120,15 @@ def test_a_world_of_queues_that_violates_a_rule(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = QueueOutcome(
-        seed=3, minutes=0.5, brokers=2, kept=5, accepted=4, views=6, rule="lost", text="one is missing"
+        seed=3,
+        minutes=0.5,
+        brokers=2,
+        kept=5,
+        accepted=4,
+        views=6,
+        spilled=0,
+        rule="lost",
+        text="one is missing",
     )
     monkeypatch.setattr(runs, "run_queue_seed", lambda _seed, _minutes: outcome)
     assert main(["sim", "--queues", "--seed", "3", "--minutes", "0.5"]) == 1

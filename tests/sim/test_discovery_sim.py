@@ -404,3 +404,28 @@ def test_a_new_broker_links_to_the_nearest_two_and_is_chosen_soon_after() -> Non
     linked = sorted(str(row["broker"]) for row in links_of(world, "new"))
     assert len(linked) == 2
     assert set(linked) <= set(near)
+
+
+def test_addresses_that_died_are_given_up_and_a_living_link_is_not() -> None:
+    world = DiscoveryWorld(4, scattered, quality=Quality(jitter_us=JITTER_US))
+    world.node("n")
+    world.broker("steady", nodes=["n"])
+    world.broker("seeker", nodes=["n"], config=DiscoveryConfig(join=True, links=2, search=SearchSettings()))
+    steady = world.brokers["steady"].core.identity.number
+    neighbours = world.brokers["seeker"].core._rooms.flooding.neighbours
+    world.run(20 * SECOND_US)
+    connection = neighbours[steady]
+    for number in range(7):
+        name = f"mortal{number}"
+        world.broker(name, nodes=["n"])
+        mortal = world.brokers[name].core.identity.number
+        for _ in range(150):
+            world.run(SECOND_US)
+            if mortal in neighbours:
+                break
+        assert mortal in neighbours
+        world.brokers[name].crash(silently=False, style=CrashStyle())
+        world.run(5 * SECOND_US)
+        assert neighbours.get(steady) == connection, name
+    found = world.brokers["seeker"].core._rooms.discovery._joined
+    assert len(found) <= 4

@@ -77,10 +77,8 @@ class LinksAlone:
         self.links.refuse(turn, connection, error)
         return turn.effects
 
-    def undial(self, address: str) -> list[Effect]:
-        turn = self._turns.turn()
-        self.links.undial(turn, address)
-        return turn.effects
+    def undial(self, address: str) -> bool:
+        return self.links.undial(address)
 
     def consumed(self, connection: int, size: int) -> list[Effect]:
         turn = self._turns.turn()

@@ -213,7 +213,7 @@ class Broker:
         else of `config` is looked at."""
         turn = Turn(now_us, self._unanswered)
         self._rooms.links.reload(turn, config.auth, config.links.token)
-        self._rooms.discovery.reload(config.auth, config.discovery.token, sealer)
+        self._rooms.discovery.reload(config.auth, config.discovery.token, config.links.token, sealer)
         self._stirred = True
         return turn.effects + self.handle([], now_us)
 

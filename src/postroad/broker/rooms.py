@@ -329,6 +329,7 @@ class Rooms:
             me=identity,
             config=config.discovery,
             auth=config.auth,
+            link_token=config.links.token,
             address=config.links.address,
             endpoint=parse_address,
             links=self.links,

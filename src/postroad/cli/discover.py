@@ -104,6 +104,8 @@ def _show(result: SearchResult) -> None:
     from rich.measure import Measurement
     from rich.table import Table
 
+    from postroad.cli.status import plain
+
     console = Console(highlight=False)
     table = Table(pad_edge=False, box=None)
     for name in ("broker", "address", "delay ms", "ping ms", "weight", "cpu", "clients", "links"):
@@ -111,8 +113,8 @@ def _show(result: SearchResult) -> None:
     for row in result.candidates:
         usage = row.response.usage
         table.add_row(
-            row.response.name,
-            row.address,
+            plain(row.response.name),
+            plain(row.address),
             f"{row.delay_us / MILLISECOND_US:.1f}",
             "-" if row.round_trip_us is None else f"{row.round_trip_us / MILLISECOND_US:.2f}",
             f"{row.weight:.3f}",

@@ -71,7 +71,7 @@ def _show(answer: dict[str, Any]) -> None:
             if _width(table) <= console.width:
                 console.print(table)
             else:
-                console.print(_plain(key.replace("_", " ")), style="italic")
+                console.print(plain(key.replace("_", " ")), style="italic")
                 for row in rows:
                     for line in _lines(row, console.width, 0):
                         console.print(line, soft_wrap=True)
@@ -89,7 +89,7 @@ def _facts(title: str, values: dict[str, Any]) -> Any:
 
     table = Table(title=title or None, title_justify="left", show_header=False, box=None, pad_edge=False)
     for key, value in values.items():
-        table.add_row(_plain(key.replace("_", " ")), _text(key, value))
+        table.add_row(plain(key.replace("_", " ")), _text(key, value))
     return table
 
 
@@ -101,7 +101,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Any:
     for column in columns:
         numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(
-            _plain(column.replace("_", " ")), justify="right" if numbers else "left", no_wrap=True
+            plain(column.replace("_", " ")), justify="right" if numbers else "left", no_wrap=True
         )
     for row in rows:
         table.add_row(*(_text(column, row.get(column)) for column in columns))
@@ -120,13 +120,13 @@ def _lines(row: dict[str, Any], width: int, indent: int) -> list[Any]:
     nested = [
         value for value in row.values() if isinstance(value, list) and value and isinstance(value[0], dict)
     ]
-    lines = [_plain(" " * indent)]
+    lines = [plain(" " * indent)]
     for name, value in row.items():
         if value in nested:
             continue
-        pair = _plain(name.replace("_", " ") + " ", "dim").append_text(_text(name, value))
+        pair = plain(name.replace("_", " ") + " ", "dim").append_text(_text(name, value))
         if lines[-1].cell_len > indent and lines[-1].cell_len + 2 + pair.cell_len > width:
-            lines.append(_plain(" " * (indent + 2)))
+            lines.append(plain(" " * (indent + 2)))
         elif lines[-1].cell_len > indent:
             lines[-1].append("  ")
         lines[-1].append_text(pair)
@@ -138,16 +138,16 @@ def _lines(row: dict[str, Any], width: int, indent: int) -> list[Any]:
 
 def _text(name: str, value: Any) -> Any:
     if value is None or value == "":
-        return _plain("-")
+        return plain("-")
     if isinstance(value, bool):
-        return _plain("yes" if value else "no")
+        return plain("yes" if value else "no")
     if name in TICKS and isinstance(value, int):
-        return _plain(_time(value))
+        return plain(_time(value))
     if isinstance(value, float):
-        return _plain(f"{value:,.3f}")
+        return plain(f"{value:,.3f}")
     if isinstance(value, int):
-        return _plain(f"{value:,}")
-    return _plain(value if isinstance(value, str) else json.dumps(value))
+        return plain(f"{value:,}")
+    return plain(value if isinstance(value, str) else json.dumps(value))
 
 
 def _time(tick: int) -> str:
@@ -158,7 +158,7 @@ def _time(tick: int) -> str:
         return str(tick)
 
 
-def _plain(text: str, style: str = "") -> Any:
+def plain(text: str, style: str = "") -> Any:
     """Others chose names, topics and conditions: they are neither markup nor commands to the terminal."""
     from rich.text import Text
 

@@ -113,6 +113,9 @@ class ClientCore:
         self._review_us: int | None = None  # UP, and it seeks: when to look for a better broker
         self._reviewing = False  # UP: the driver looks for one
         self._backoff_us = 0
+        self._sought = (
+            False  # what is tried was found since the last pause: to seek again would find it again
+        )
         self._dial_us: int | None = None  # IDLE: when to dial
         self._hello_us = 0
         self._up_us = 0  # UP: since when
@@ -252,6 +255,7 @@ class ClientCore:
     def _on_found(self, item: Found, now_us: int) -> None:
         if item.choices:
             self._places.replace([choice.address for choice in item.choices])
+            self._sought = True
             self._dial()
         elif not self._welcomed:
             where = f"{self._unreachable()}; " if self._places.addresses else ""
@@ -349,6 +353,7 @@ class ClientCore:
         lasted = self._lasted(now_us)
         if lasted:
             self._backoff_us = 0
+            self._sought = False
             self._refused = False
         if pause:
             self._pause(now_us)
@@ -365,7 +370,7 @@ class ClientCore:
         if self._places.go_on():
             self._dial()
             return
-        if self.settings.seeks:
+        if self.settings.seeks and not self._sought:
             self._seek()
             return
         if not self._welcomed:
@@ -375,6 +380,7 @@ class ClientCore:
 
     def _pause(self, now_us: int) -> None:
         """Dial after a while."""
+        self._sought = False
         self._backoff_us = min(
             max(self._backoff_us * 2, self.settings.backoff_us), self.settings.max_backoff_us
         )

@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from postroad.errors import BugError, TooLargeError
-from postroad.links.access import ANONYMOUS
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import GIB, SECOND_US
@@ -46,11 +45,12 @@ class StoredBytes:
         return self._stored.get(principal, 0)
 
     def check_room(self, principal: str, size: int) -> None:
-        """TooLargeError if this principal, "" for anonymous ones, may not store so much more."""
+        """TooLargeError if this principal may not store so much more. Anonymous ones ("") are told apart from
+        nobody: where all are, each may fill the disk, and half of it for all of them would be no help."""
         stored = self.of(principal)
-        if self._limit_bytes and stored + size > self._limit_bytes:
+        if principal and self._limit_bytes and stored + size > self._limit_bytes:
             raise TooLargeError(
-                f"{principal or ANONYMOUS} has {stored} bytes of durable events at this broker, at most"
+                f"{principal} has {stored} bytes of durable events at this broker, at most"
                 f" {self._limit_bytes} are allowed: those go that subscribers have acknowledged and that are"
                 " old enough"
             )

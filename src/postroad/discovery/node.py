@@ -26,7 +26,7 @@ from postroad.discovery.memory import REMEMBERED, Memory
 from postroad.discovery.policy import Policy, credential
 from postroad.discovery.rates import Rates
 from postroad.discovery.settings import check_realms
-from postroad.errors import BugError, PeerError
+from postroad.errors import BugError, PeerError, UsageError
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Effect
 from postroad.seam.inputs import Input
@@ -34,6 +34,7 @@ from postroad.seam.inputs import Opened as ConnectionOpened
 from postroad.seam.levels import Level
 from postroad.units import SECOND_US
 from postroad.wire.discovery import (
+    MAX_NAME_BYTES,
     SECRET_BYTES,
     UUID_BYTES,
     Acknowledge,
@@ -53,6 +54,7 @@ MAX_INJECTIONS: Final = 64  # of one attempt
 ORDER_US: Final = SECOND_US  # how long brokers may stay in the order of distances that have changed since
 PING_US: Final = 10 * SECOND_US
 SILENT_US: Final = 25 * SECOND_US  # without a pong: no request is passed on there if another broker is left
+TAKE_OVER_PINGS: Final = 3  # unanswered, a second apart: the broker has gone from where it was
 ANNOUNCE_US: Final = 20 * SECOND_US
 COUNTERS: Final = (
     "requests_total",
@@ -80,6 +82,10 @@ class NodeSettings:
     remember: int = REMEMBERED
 
     def __post_init__(self) -> None:
+        if len(self.name.encode()) > MAX_NAME_BYTES or not self.name.isprintable():
+            raise UsageError(
+                f"the name of a discovery node is printable and has at most {MAX_NAME_BYTES} bytes"
+            )
         check_realms(self.realms)
 
 
@@ -93,6 +99,7 @@ class _Broker:
     clock: ClockOffset = field(default_factory=ClockOffset)
     pinged_us: int = 0
     heard_us: int = 0  # the last pong, or the first advertisement
+    unanswered: int = 0  # pings since the last pong
 
 
 class DiscoveryNode:
@@ -154,10 +161,12 @@ class DiscoveryNode:
             self._counters["dropped_total"] += 1
             return
         try:
-            opened = self._envelopes.unpack(datagram.data, now_us)
+            self._handle(self._envelopes.unpack(datagram.data, now_us), datagram, now_us)
         except PeerError:
             self._counters["malformed_total"] += 1
-            return
+
+    def _handle(self, opened: Opened, datagram: Datagram, now_us: int) -> None:
+        """PeerError for a key that nothing can be encrypted for."""
         message = opened.message
         if isinstance(message, Request):
             self._on_request(message, opened, datagram, now_us)
@@ -249,7 +258,7 @@ class DiscoveryNode:
 
     def _on_advertise(self, message: Advertise, opened: Opened, datagram: Datagram, now_us: int) -> None:
         known = self._brokers.get(message.broker)
-        if not self._is_of_interest(message, datagram.source, known):
+        if not self._is_of_interest(message, datagram.source, known, now_us):
             self._counters["advertisements_refused_total"] += 1
             return
         if not self._admits(message, opened, datagram, now_us):
@@ -260,6 +269,9 @@ class DiscoveryNode:
             self._forget(message.broker)
             return
         expires_us = now_us + message.lifetime_s * SECOND_US
+        if known is not None and not _is_same(known, message, datagram.source):
+            self._forget(message.broker)
+            known = None
         if known is not None:
             before = known.advertised
             if (before.network, before.members) != (message.network, message.members):
@@ -286,14 +298,20 @@ class DiscoveryNode:
         if self._by_secret.get(advertised.secret) == advertised.broker:
             del self._by_secret[advertised.secret]
 
-    def _is_of_interest(self, message: Advertise, source: Endpoint, known: _Broker | None) -> bool:
+    def _is_of_interest(
+        self, message: Advertise, source: Endpoint, known: _Broker | None, now_us: int
+    ) -> bool:
         regions = self._settings.regions
         if regions and not message.geography.startswith(regions):
             return False
         if known is None:
             return len(self._brokers) < MAX_BROKERS
-        # A number is taken over from another address only by who knows the secret, or once it is silent.
-        return known.endpoint == source or hmac.compare_digest(known.advertised.secret, message.secret)
+        if _is_same(known, message, source) or known.unanswered >= TAKE_OVER_PINGS:
+            return True
+        # A broker that restarted elsewhere, or a stranger: whoever is at the old endpoint is asked.
+        if now_us >= known.pinged_us + SECOND_US:
+            self._ping(known, now_us)
+        return False
 
     def _on_pong(self, message: Pong, source: Endpoint, now_us: int) -> None:
         broker = self._brokers.get(self._by_secret.get(message.key[:SECRET_BYTES], 0))
@@ -302,9 +320,11 @@ class DiscoveryNode:
                 self._ordered_until_us = 0
             broker.clock.measured(message.sent_us, message.time_us, now_us)
             broker.heard_us = now_us
+            broker.unanswered = 0
 
     def _ping(self, broker: _Broker, now_us: int) -> None:
         broker.pinged_us = now_us
+        broker.unanswered += 1
         self._send(broker.endpoint, Ping(key=broker.advertised.secret, sent_us=now_us))
 
     # ---- time
@@ -375,6 +395,11 @@ class DiscoveryNode:
         for secret, number in self._by_secret.items():
             if number not in self._brokers or self._brokers[number].advertised.secret != secret:
                 raise BugError(f"broker {number:08x} is listed by a secret that is not its own")
+
+
+def _is_same(known: _Broker, message: Advertise, source: Endpoint) -> bool:
+    """Whether who advertises is at the same endpoint, or knows the secret: it is drawn at every start."""
+    return known.endpoint == source or hmac.compare_digest(known.advertised.secret, message.secret)
 
 
 def _distance(broker: _Broker) -> tuple[bool, int, int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -26,7 +27,7 @@ from postroad.clocks import ClockOffset
 from postroad.discovery.envelopes import Envelopes, Opened, Sealer
 from postroad.discovery.gate import Gate, Verdict
 from postroad.discovery.memory import Memory
-from postroad.discovery.policy import Policy, credential
+from postroad.discovery.policy import Policy, credential, prove
 from postroad.discovery.rates import Rates
 from postroad.discovery.search import MAX_KNOWN, Search, Stage
 from postroad.discovery.settings import MAX_NODES, DiscoveryConfig
@@ -43,8 +44,11 @@ from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.discovery import (
-    MAX_HOST_BYTES,
+    KEY_BYTES,
+    MAX_HOPS,
+    MAX_TIME_US,
     SECRET_BYTES,
+    TRANSPORTS,
     UUID_BYTES,
     Advertise,
     Advertised,
@@ -62,14 +66,12 @@ from postroad.wire.discovery import (
 from postroad.wire.frames import Discover, encode
 
 TABLE: Final = "discovery_targets"  # endpoint of a broker that was found last -> nothing
-MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
 RETRY_US: Final = SECOND_US  # of an advertisement that is not confirmed
 SILENT_ADVERTISEMENTS: Final = 10  # one after the other, before the log says so
 SEARCH_FIRST_US: Final = 5 * SECOND_US  # before looking for brokers to link with again
 SEARCH_LAST_US: Final = 60 * SECOND_US
 PRIVATE_LIFE_US: Final = 120 * SECOND_US  # of a private discovery node that no longer announces itself
 MAX_ELSEWHERE: Final = 8  # brokers that clients of one that stops are told of
-TRANSPORTS: Final = ("tcp", "udp")
 COUNTERS: Final = (
     "requests",
     "refused",
@@ -117,6 +119,7 @@ class Discovery:
         me: Identity,
         config: DiscoveryConfig,
         auth: AuthConfig,
+        link_token: str,
         address: str,
         endpoint: Callable[[str], Endpoint],
         links: Links,
@@ -133,7 +136,7 @@ class Discovery:
         self._flooding = flooding
         self._topology = topology
         self._draw = draw
-        self.reload(auth, config.token, sealer)
+        self.reload(auth, config.token, link_token, sealer)
         self._memory = Memory(config.remember)
         self._rates = Rates()
         self._usage = Usage()
@@ -156,9 +159,11 @@ class Discovery:
         board.metrics(self._metrics)
         board.status("discovery", self._status)
 
-    def reload(self, auth: AuthConfig, token: str, sealer: Sealer | None) -> None:
-        """These tokens and certificates hold from now on, and `token` is what we show."""
+    def reload(self, auth: AuthConfig, token: str, link_token: str, sealer: Sealer | None) -> None:
+        """These tokens and certificates hold from now on; `token` is what requests and advertisements show,
+        `link_token` what brokers are shown that we link with."""
         self._token = token
+        self._link_token = link_token
         self._envelopes = Envelopes(sealer)
         policy = Policy(
             auth.tokens,
@@ -299,6 +304,8 @@ class Discovery:
         for broker, connection in self._flooding.neighbours.items():
             if source is None or broker != source.broker:
                 offset_us = request.offset_us + self._links.clock(connection).offset_us
+                if abs(offset_us) > MAX_TIME_US:
+                    continue  # no clock is so far off: a requester that wants us to send what is refused
                 onward = msgspec.structs.replace(request, offset_us=offset_us, hops=request.hops - 1)
                 turn.send(connection, encode(onward))
                 self._counters["spread"] += 1
@@ -319,8 +326,12 @@ class Discovery:
             network=min(reachable),
             members=len(reachable),
         )
-        self._counters["responses"] += 1
-        self._send(turn, endpoint, response, request.key)
+        key = self._gate.policy.key(uuid=request.uuid, cookie=request.cookie, credential=request.credential)
+        try:
+            self._send(turn, endpoint, prove(response, key, self._link_token), request.key)
+            self._counters["responses"] += 1
+        except PeerError:  # a key that nothing can be encrypted for: the requester's fault, not a neighbour's
+            self._counters["malformed"] += 1
 
     def _on_ping(self, turn: Turn, message: Ping, source: Endpoint) -> None:
         known = bool(self._secret) and hmac.compare_digest(message.key, self._secret)
@@ -409,6 +420,7 @@ class Discovery:
             draw=self._draw,
             envelopes=self._envelopes,
             token=self._token,
+            proof_token=self._link_token,
             me=self._me.number,
         )
         self._send_all(turn, self._search.start(turn.now_us))
@@ -421,16 +433,15 @@ class Discovery:
                 linked = candidate.response.broker in self._flooding
                 if wanted > 0 and not linked and candidate.address != self._address:
                     wanted -= 1
-                    self._links.dial(candidate.address, turn.now_us)
-                    if candidate.address not in self._joined:
+                    if self._links.dial(candidate.address, turn.now_us):
                         self._joined.append(candidate.address)
                         name = candidate.response.name
                         turn.note("info", f"found broker {name!r} at {candidate.address}: linking")
             self._remember(turn, [candidate.endpoint for candidate in search.result.candidates])
-            # An address that turned out dead is not kept for ever.
-            for address in self._joined[: -2 * self._config.links]:
-                self._joined.remove(address)
-                self._links.undial(turn, address)
+            # Addresses that turned out dead are not kept for ever: the oldest go first.
+            excess = len(self._joined) - 2 * self._config.links
+            dropped = list(islice(filter(self._links.undial, self._joined), max(0, excess)))
+            self._joined = [address for address in self._joined if address not in dropped]
         elif self._counters["searches"] == 1 and not len(self._flooding):
             turn.note("info", "no broker to link with yet: looking for one from time to time")
         self._search_us = turn.now_us + self._search_pause_us
@@ -538,12 +549,9 @@ def read_target(key: bytes, _value: bytes) -> Endpoint:
 
 
 def check_discover(message: Discover) -> None:
-    """PeerError unless a neighbour may pass this on."""
-    if len(message.uuid) != UUID_BYTES or not 0 <= message.hops <= MAX_HOPS:
-        raise PeerError(f"a request with {message.hops} hops and a UUID of {len(message.uuid)} bytes")
-    if not 0 < len(message.host) <= MAX_HOST_BYTES or not 1 <= message.port <= 65_535:
-        raise PeerError(f"a request from {message.host[:40]!r}, port {message.port}")
-    if max(len(message.cookie), len(message.credential), len(message.key)) > MAX_HOST_BYTES:
-        raise PeerError("a request with a cookie, a credential or a key that is too long")
-    if len(message.certificate) > 4 * MAX_HOST_BYTES or not 1 <= message.attempt <= 255:
-        raise PeerError(f"a request of attempt {message.attempt}, or of a certificate with too long a name")
+    """PeerError unless a neighbour may pass this on; `wire.bounds` says the rest."""
+    if len(message.uuid) != UUID_BYTES or not message.host or len(message.key) not in (0, KEY_BYTES):
+        raise PeerError(
+            f"a request from {message.host!r} with a UUID of {len(message.uuid)} bytes, a key of"
+            f" {len(message.key)}"
+        )

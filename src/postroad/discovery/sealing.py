@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 from postroad.errors import PeerError, UsageError
-from postroad.wire.discovery import Sealed
+from postroad.wire.discovery import MAX_NAME_BYTES, Sealed
 
 MAX_CERTIFICATE_BYTES: Final = 640  # so that the largest of our messages fits beside it
 MAX_CHECKED: Final = 1_000  # certificates whose check is remembered
@@ -90,6 +90,16 @@ class CertificateSealer:
     # ---- opening
 
     def open(self, sealed: Sealed, now_us: int) -> tuple[bytes, str]:
+        """Anybody can send these bytes, and the library does not say all that it raises for some of them:
+        whatever it is, they are not sealed as they must be."""
+        try:
+            return self._open(sealed, now_us)
+        except PeerError:
+            raise
+        except Exception as error:
+            raise PeerError(f"a datagram that is not sealed as it must be: {type(error).__name__}") from None
+
+    def _open(self, sealed: Sealed, now_us: int) -> tuple[bytes, str]:
         certificate = self.check(sealed.certificate, now_us)
         to = self._public if sealed.ephemeral else b""
         _verify(certificate, sealed.signature, _signed(sealed.kind, sealed.ephemeral, to, sealed.body))
@@ -99,7 +109,7 @@ class CertificateSealer:
         try:
             cipher = _cipher(self._agreement, sealed.ephemeral, sealed.ephemeral)
             return cipher.decrypt(_NONCE, sealed.body, None), name
-        except (InvalidTag, ValueError):
+        except InvalidTag:
             raise PeerError("a datagram that was not encrypted for us") from None
 
     def check(self, der: bytes, now_us: int) -> x509.Certificate:
@@ -118,11 +128,8 @@ class CertificateSealer:
         return certificate
 
     def _signed_here(self, der: bytes) -> x509.Certificate:
-        try:
-            certificate = x509.load_der_x509_certificate(der)
-            issuer = certificate.issuer
-        except (ValueError, UnsupportedAlgorithm):
-            raise PeerError("a malformed certificate") from None
+        certificate = x509.load_der_x509_certificate(der)
+        issuer = certificate.issuer
         for authority in self._authorities:
             if authority.subject == issuer:
                 try:
@@ -162,6 +169,6 @@ def _verify(certificate: x509.Certificate, signature: bytes, data: bytes) -> Non
 def _name(certificate: x509.Certificate) -> str:
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = str(names[0].value) if names else ""
-    if not name or not name.isprintable():
-        raise PeerError("a certificate without a name")
+    if not 0 < len(name.encode()) <= MAX_NAME_BYTES or not name.isprintable():
+        raise PeerError(f"a certificate without a name, or with one over {MAX_NAME_BYTES} bytes")
     return name

@@ -32,7 +32,7 @@ from typing import Final
 
 from postroad.clocks import ClockOffset
 from postroad.discovery.envelopes import Envelopes
-from postroad.discovery.policy import credential
+from postroad.discovery.policy import credential, is_proven
 from postroad.discovery.selection import Candidate, choose, near_limit_us, shortlist, weigh
 from postroad.discovery.settings import MAX_NODES, SearchSettings
 from postroad.errors import BugError, UnavailableError
@@ -40,6 +40,7 @@ from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.units import MILLISECOND_US
 from postroad.wire.discovery import (
     MAX_ATTEMPTS,
+    TRANSPORTS,
     UUID_BYTES,
     Acknowledge,
     Cookie,
@@ -63,7 +64,6 @@ MORE_PINGS: Final = 12  # for a broker that did not answer so many as it should
 SILENCE_US: Final = 150 * MILLISECOND_US  # before these, while nobody has answered a ping
 DOUBT_SHARE: Final = 0.2  # of an estimated delay: clocks and paths are not what they seem
 DOUBT_US: Final = 2 * MILLISECOND_US  # and that
-TRANSPORTS: Final = ("tcp", "udp")
 
 
 class Stage(Enum):
@@ -108,7 +108,8 @@ class SearchResult:
 
 class Search:
     """`nodes` are discovery nodes, `known` brokers to ask without one; `me` is not to be found; `draw(n)`
-    gives a random number in 0..n-1."""
+    gives a random number in 0..n-1. `token` is what requests show; without certificates only brokers are
+    taken that show that they know it, or `proof_token`, if the chosen one will be shown another."""
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class Search:
         draw: Callable[[int], int],
         envelopes: Envelopes,
         token: str = "",
+        proof_token: str = "",
         me: int = 0,
     ) -> None:
         self._settings = settings
@@ -128,12 +130,14 @@ class Search:
         self._draw = draw
         self._envelopes = envelopes
         self._token = token
+        self._proof_token = proof_token or token
         self._me = me
         self._uuid = draw(1 << 8 * UUID_BYTES).to_bytes(UUID_BYTES, "big")
         self._contacts = {node: _Contact(True) for node in tuple(nodes)[:MAX_NODES]}
         self._group_asked = False
         self._candidates: dict[int, Candidate] = {}  # by broker
         self._answered: dict[int, set[int]] = {}  # broker -> the attempts that it answered
+        self._unproven = 0  # responses that did not show that their broker knows the token
         self._expected = 0  # as discovery nodes say
         self._targets: list[Candidate] = []  # GATHERING: the first that answered
         self._pings: dict[int, _Pings] = {}  # by broker, of all that were targets
@@ -292,6 +296,11 @@ class Search:
     def _on_response(self, message: Response, source: Endpoint, now_us: int) -> None:
         if message.broker == self._me:
             return
+        # What is signed is of whom the authority trusts; else the token must not go to whoever answers.
+        token = self._proof_token
+        if token and not self._envelopes.key and not is_proven(token, message):
+            self._unproven += 1
+            return
         self._marks.setdefault("request", now_us)
         delay_us = now_us - message.sent_us
         known = self._candidates.get(message.broker)
@@ -379,8 +388,10 @@ class Search:
         asked = [f"{host}:{port}" for (host, port) in self._contacts]
         if self._group_asked and self._group is not None:
             asked.append(f"multicast {self._group[0]}:{self._group[1]}")
+        strangers = " that knows this token" if self._unproven else ""
         return (
-            f"no broker answered within {self._settings.timeout_us / 1e6:g} s; asked: {', '.join(asked)}."
+            f"no broker{strangers} answered within {self._settings.timeout_us / 1e6:g} s;"
+            f" asked: {', '.join(asked)}."
             " Start one with `postroad up`, or name one with --broker HOST:PORT, or a discovery node with"
             " --bdn or POSTROAD_BDN"
         )

@@ -39,19 +39,26 @@ class Dialler:
         self._addresses: dict[str, _Address] = {}  # every address to be kept linked
         self._next_us: int | None = None  # the least wait_us of all
 
-    def add(self, address: str, now_us: int) -> None:
+    def add(self, address: str, now_us: int) -> bool:
+        """Whether it was not kept already."""
+        if address in self._addresses:
+            return False
         if len(self._addresses) >= MAX_ADDRESSES:
             raise UsageError(
                 f"{address} is one address too many: a broker links with at most {MAX_ADDRESSES}"
             )
-        self._addresses.setdefault(address, _Address(now_us))
+        self._addresses[address] = _Address(now_us)
+        self._recount()
+        return True
+
+    def remove(self, address: str) -> None:
+        """Never dial it again."""
+        self._addresses.pop(address, None)
         self._recount()
 
-    def remove(self, address: str) -> int | None:
-        """Never dial it again; returns its connection, if there is one."""
-        target = self._addresses.pop(address, None)
-        self._recount()
-        return None if target is None else target.connection
+    def is_connected(self, address: str) -> bool:
+        target = self._addresses.get(address)
+        return target is not None and target.connection is not None
 
     def next_deadline(self) -> int | None:
         return self._next_us

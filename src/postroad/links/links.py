@@ -144,15 +144,16 @@ class Links:
 
     # -- addresses to keep linked ------------------------------------------------------------------
 
-    def dial(self, address: str, now_us: int) -> None:
-        """Keep a link to this address from now on; `tick` dials."""
-        self._dialler.add(address, now_us)
+    def dial(self, address: str, now_us: int) -> bool:
+        """Keep a link to this address from now on; `tick` dials. False if it was kept already."""
+        return self._dialler.add(address, now_us)
 
-    def undial(self, turn: Turn, address: str) -> None:
-        """No longer keep it, and close its link."""
-        connection = self._dialler.remove(address)
-        if connection is not None:
-            self.refuse(turn, connection, UnavailableError("no longer linked"))
+    def undial(self, address: str) -> bool:
+        """No longer keep an address to which there is no connection; False if there is one."""
+        if self._dialler.is_connected(address):
+            return False
+        self._dialler.remove(address)
+        return True
 
     def dial_directly(
         self, turn: Turn, broker: int, address: str, failed: Callable[[Turn, int], None]

@@ -33,6 +33,7 @@ INTERFACE_VARIABLE: Final = "POSTROAD_INTERFACE"  # the address of the interface
 NODES_VARIABLE: Final = "POSTROAD_BDN"  # discovery nodes, separated by commas
 LOOPBACK: Final = "127.0.0.1"
 ANY: Final = "0.0.0.0"
+ANY_IPV6: Final = "::"
 OFF: Final = "off"
 DEFAULT_GROUP: Final = parse_address(MULTICAST_GROUP)
 MAX_FILE_BYTES: Final = 64 << 10
@@ -62,19 +63,22 @@ def from_environment(where: Where) -> Where:
 async def find(where: Where) -> SearchResult:
     """The brokers that answered, the chosen one first; UnavailableError if none did."""
     known = recall() if where.remember else ()
+    nodes = await resolve(where.nodes, DEFAULT_NODE_PORT)
     search = Search(
         where.search,
-        nodes=await resolve(where.nodes, DEFAULT_NODE_PORT),
+        nodes=nodes,
         group=None if where.interface == OFF else where.group,
         known=await resolve(known, must=False),
         draw=secrets.randbelow,
         envelopes=Envelopes(where.sealer),
         token=where.token,
     )
-    if where.interface == OFF:
-        result = await _Run(search, ANY, None).result()
+    if where.interface and where.interface != OFF:
+        hosts = [where.interface]
     else:
-        result = await _Run(search, where.interface, where.interface).result()
+        hosts = [ANY] if where.interface == OFF else [ANY, LOOPBACK]
+        hosts += [ANY_IPV6] if any(":" in host for host, _ in nodes) else []
+    result = await _Run(search, hosts, None if where.interface == OFF else where.interface).result()
     if where.remember:
         remember(candidate.address for candidate in result.candidates)
     return result
@@ -83,7 +87,7 @@ async def find(where: Where) -> SearchResult:
 class _Run:
     """One search under way."""
 
-    def __init__(self, search: Search, interface: str, mdns: str | None) -> None:
+    def __init__(self, search: Search, hosts: Sequence[str], mdns: str | None) -> None:
         self._search = search
         self._mdns = mdns  # the interface to ask by, None: by none
         self._clock = Clock()
@@ -91,8 +95,8 @@ class _Run:
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._heard_by: dict[Endpoint, Datagrams] = {}  # who was heard by which socket
-        hosts = [interface] if interface else [ANY, LOOPBACK]
         self._sockets: list[Datagrams] = []
+        self._over_ipv6: list[Datagrams] = []  # of them
         for host in hosts:
             self._open(host)
 
@@ -103,15 +107,19 @@ class _Run:
             raise UsageError(
                 f"cannot search from {host!r}: the interface is an address of this machine, or {OFF!r}"
             ) from None
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            sock.bind((host, 0))
+            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                sock.bind((host, 0))
+            except OSError:
+                sock.close()
+                raise
         except OSError as error:
-            sock.close()
             raise UsageError(f"cannot search from {host}: {error.strerror or error}") from None
         box: list[Datagrams] = []
         box.append(Datagrams(sock, lambda arrived: self._take(box[0], arrived)))
         self._sockets += box
+        self._over_ipv6 += box if ":" in host else []
 
     async def result(self) -> SearchResult:
         browsing = None if self._mdns is None else self._loop.create_task(self._browse(self._mdns))
@@ -167,21 +175,28 @@ class _Run:
             self._timer = self._loop.call_later(delay_us / SECOND_US, self._tick)
 
     def _senders(self, endpoint: Endpoint) -> list[Datagrams]:
+        """Of the same family, if there is one."""
+        ipv6 = ":" in endpoint[0]
+        sockets = [sock for sock in self._sockets if (sock in self._over_ipv6) == ipv6] or self._sockets
         if ipaddress.ip_address(endpoint[0].partition("%")[0]).is_multicast:
-            return self._sockets
-        return [self._heard_by.get(endpoint, self._sockets[0])]
+            return sockets
+        return [self._heard_by.get(endpoint, sockets[0])]
 
 
 async def resolve(
     addresses: Sequence[str], default_port: int = DEFAULT_PORT, *, must: bool = True
 ) -> list[Endpoint]:
-    """Numeric endpoints, one for each address; with `must` UsageError for one that has none."""
+    """Numeric endpoints, one for each address; for one that has none, or is none, UsageError with `must`."""
     endpoints: list[Endpoint] = []
     loop = asyncio.get_running_loop()
     for address in addresses:
-        host, port = parse_address(address, default_port)
         try:
+            host, port = parse_address(address, default_port)
             rows = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        except UsageError:
+            if must:
+                raise
+            continue
         except (OSError, UnicodeError):
             if must:
                 raise UsageError(f"{address!r}: no such host") from None

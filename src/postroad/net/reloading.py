@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 from postroad.broker.core import Broker
-from postroad.config import NodeConfig
+from postroad.config import NodeConfig, TlsConfig
+from postroad.discovery.envelopes import Sealer
 from postroad.errors import UsageError
 from postroad.net import log
 from postroad.net.log import LOGGER
-from postroad.net.sealing import load_sealer
 from postroad.net.server import Server
 from postroad.net.tls import reload_files
 
@@ -30,15 +30,14 @@ class Reloading:
     core: Broker
     tls_server: ssl.SSLContext | None
     tls_client: ssl.SSLContext | None
-    discoverable: bool
+    load_sealer: Callable[[TlsConfig], Sealer | None]  # for discovery
 
     def __call__(self) -> None:
         try:
             asked = self.read()
             after = _reloadable(self.config, asked)
             removed = reload_files(self.tls_server, self.tls_client, after.tls)
-            mutual = after.tls.require_client_certificate and self.discoverable
-            sealer = load_sealer(after.tls) if mutual else None
+            sealer = self.load_sealer(after.tls)
         except UsageError as error:
             LOGGER.error("SIGHUP: everything stays as it is: %s", error)
             return

@@ -26,9 +26,11 @@ from postroad.config import (
     DEFAULT_NODE_PORT,
     DEFAULT_PORT,
     NodeConfig,
+    TlsConfig,
     format_address,
     parse_address,
 )
+from postroad.discovery.lengths import check_lengths
 from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
@@ -193,7 +195,7 @@ async def _serve(node: _Node) -> int:
         core=core,
         tls_server=node.tls_server,
         tls_client=node.tls_client,
-        discoverable=discovery.enabled,
+        load_sealer=(lambda tls: _sealer(node, tls)) if discovery.enabled else (lambda _tls: None),
     )
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
@@ -232,15 +234,29 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
     group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
     nodes = await resolve(asked.nodes, DEFAULT_NODE_PORT)
     discovery = replace(asked, group=group, nodes=tuple(format_address(*endpoint) for endpoint in nodes))
-    if not config.tls.require_client_certificate:
+    if not (asked.enabled or asked.nodes or asked.join):
         return discovery, None
     try:
-        return discovery, load_sealer(config.tls)
+        return discovery, _sealer(node, config.tls)
     except UsageError as error:
         if asked.nodes or asked.join:
             raise
         LOGGER.warning("this broker is not to be discovered: %s", error)
         return replace(discovery, enabled=False, group=""), None
+
+
+def _sealer(node: _Node, tls: TlsConfig) -> CertificateSealer | None:
+    """UsageError unless all that discovery will say beside the certificate fits into a datagram."""
+    sealer = load_sealer(tls) if tls.require_client_certificate else None
+    discovery = node.config.broker.discovery
+    check_lengths(
+        sealer,
+        name=node.identity.name,
+        address=node.links().address,
+        geography=discovery.geography,
+        institution=discovery.institution,
+    )
+    return sealer
 
 
 def _history(node: _Node, storage: Storage, now_us: int) -> tuple[Tracking | None, Historian | None]:

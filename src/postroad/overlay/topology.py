@@ -27,6 +27,7 @@ import msgspec
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import MAX_COST, NODE_BYTES, check_name
 from postroad.units import SECOND_US
+from postroad.wire.discovery import MAX_MEMBERS
 from postroad.wire.frames import (
     FRAME_PREFIX_BYTES,
     MAX_CONTROL_BYTES,
@@ -36,7 +37,7 @@ from postroad.wire.frames import (
     encode,
 )
 
-MAX_BROKERS: Final = 10_000
+MAX_BROKERS: Final = MAX_MEMBERS
 MAX_NEIGHBOURS: Final = 1_000
 MAX_PUBENDS: Final = 4_096  # per advertisement
 MAX_SEQUENCE: Final = (1 << 62) - 1

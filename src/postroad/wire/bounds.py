@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from postroad.errors import PeerError
-from postroad.wire import frames
-from postroad.wire.frames import MAX_ADDRESS_BYTES, MAX_CONTROL_BYTES, Message
+from postroad.wire import discovery, frames
+from postroad.wire.frames import MAX_ADDRESS_BYTES, MAX_CONTROL_BYTES, MAX_PORT, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,15 +324,15 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
     },
     frames.Discover: {
         "uuid": KEY,
-        "attempt": ANY,
-        "host": ADDRESS,
-        "port": ANY,
-        "offset_us": ANY,
-        "cookie": Bytes(1_024),
-        "credential": Bytes(4_096),
-        "key": KEY,
-        "certificate": NAME,
-        "hops": ANY,
+        "attempt": Number(1, discovery.MAX_ATTEMPTS),
+        "host": Text(discovery.MAX_HOST_BYTES),
+        "port": Number(1, MAX_PORT),
+        "offset_us": Number(-discovery.MAX_TIME_US, discovery.MAX_TIME_US),
+        "cookie": Bytes(discovery.COOKIE_BYTES),
+        "credential": Bytes(discovery.CREDENTIAL_BYTES),
+        "key": Bytes(discovery.KEY_BYTES),
+        "certificate": Text(discovery.MAX_NAME_BYTES),
+        "hops": Number(0, discovery.MAX_HOPS),
     },
 }
 

@@ -20,15 +20,19 @@ UUID_BYTES: Final = 16
 KEY_BYTES: Final = 32  # of X25519
 COOKIE_BYTES: Final = 24
 CREDENTIAL_BYTES: Final = 24
+PROOF_BYTES: Final = 16
 SECRET_BYTES: Final = 16
 MAX_NAME_BYTES: Final = 128
 MAX_PLACE_BYTES: Final = 128  # of a geography or an institution
 MAX_TRANSPORTS: Final = 8
 MAX_TRANSPORT_BYTES: Final = 32
+TRANSPORTS: Final = ("tcp", "udp")  # of this version
 MAX_HOST_BYTES: Final = 64  # a numeric address, with an interface
 MAX_ATTEMPTS: Final = 16  # of one request
-MAX_TIME_US: Final = 1 << 62
+MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
+MAX_TIME_US: Final = 1 << 53  # until the year 2255; sums and differences of some such times are encoded
 MAX_COUNT: Final = 1 << 32
+MAX_MEMBERS: Final = 10_000  # brokers of one network
 MAX_BYTES: Final = 1 << 62
 MAX_LIFETIME_S: Final = 3_600
 # A request is at least this long, so that a cookie, which answers it wherever it seems to come from, is not
@@ -125,6 +129,8 @@ class Response(Message, frozen=True, kw_only=True):
     usage: Usage
     network: int  # the least number of the brokers that it reaches: those of one network say the same
     members: int  # of that network
+    proof: bytes = b""  # that it knows the token of the request's credential; "" if that showed none
+    link_proof: bytes = b""  # then also that it has the token which it shows to brokers that it links with
 
 
 class Ping(Message, frozen=True, kw_only=True):
@@ -209,6 +215,8 @@ _LENGTHS: Final[dict[str, tuple[int, int]]] = {
     "uuid": (UUID_BYTES, UUID_BYTES),
     "cookie": (0, COOKIE_BYTES),
     "credential": (0, CREDENTIAL_BYTES),
+    "proof": (0, PROOF_BYTES),
+    "link_proof": (0, PROOF_BYTES),
     "secret": (SECRET_BYTES, SECRET_BYTES),
     "ping_key": (COOKIE_BYTES, COOKIE_BYTES),
     "name": (0, MAX_NAME_BYTES),
@@ -218,7 +226,7 @@ _LENGTHS: Final[dict[str, tuple[int, int]]] = {
     "ephemeral": (0, KEY_BYTES),
 }
 # Field -> the numbers that it may be, from .. to.
-_NUMBERS: Final[dict[str, tuple[int, int]]] = {
+NUMBERS: Final[dict[str, tuple[int, int]]] = {
     "attempt": (1, MAX_ATTEMPTS),
     "sent_us": (-MAX_TIME_US, MAX_TIME_US),
     "time_us": (-MAX_TIME_US, MAX_TIME_US),
@@ -226,8 +234,9 @@ _NUMBERS: Final[dict[str, tuple[int, int]]] = {
     "port": (1, 65_535),
     "broker": (1, MAX_COUNT - 1),
     "network": (1, MAX_COUNT - 1),
-    "members": (1, MAX_COUNT - 1),
+    "members": (1, MAX_MEMBERS),
     "brokers": (0, MAX_COUNT - 1),
+    "kind": (0, 255),
     "lifetime_s": (0, MAX_LIFETIME_S),
     "connections": (0, MAX_COUNT - 1),
     "links": (0, MAX_COUNT - 1),
@@ -288,7 +297,7 @@ def _check(message: msgspec.Struct) -> None:
             if isinstance(value, str) and not value.isprintable():
                 raise PeerError(f"{field} is not printable")
         elif isinstance(value, int):
-            least, most = _NUMBERS.get(field, (0, 255))
+            least, most = NUMBERS[field]
             if not least <= value <= most:
                 raise PeerError(f"{field} = {value}, it is {least} to {most}")
         elif isinstance(value, float):

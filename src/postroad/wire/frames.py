@@ -657,11 +657,16 @@ def decode_body(body: bytes, decoder: msgspec.msgpack.Decoder[_Body]) -> _Body:
 
 
 def check_address(address: str) -> None:
-    """PeerError unless it is HOST:PORT, or "" for one that is not known."""
+    """PeerError unless it is HOST:PORT or [IPV6]:PORT, or "" for one that is not known: whoever is told it
+    reads it with `config.parse_address`, which takes no less."""
     host, _, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
     plain = address.isascii() and address.isprintable() and " " not in address
     number = int(port) if plain and port.isdigit() and len(port) <= len(str(MAX_PORT)) else 0
-    if address and not (host and 1 <= number <= MAX_PORT):
+    if address and not (host and "/" not in host and 1 <= number <= MAX_PORT):
         raise PeerError(f"an address is HOST:PORT, not {address[:40]!r}")
     if len(address) > MAX_ADDRESS_BYTES:
         raise PeerError(f"an address of {len(address)} bytes, the most is {MAX_ADDRESS_BYTES}")

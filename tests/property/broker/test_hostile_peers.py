@@ -417,7 +417,7 @@ def test_nothing_a_peer_says_breaks_the_broker(seed: int, durable: bool) -> None
         world.honest_round_trip("kept", durable=True)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(1, 7))  # each has a task that is done
 def test_nothing_that_is_said_of_queues_or_the_ring_breaks_the_broker(seed: int) -> None:
     """Bodies of DIRECT, most of them within their bounds: who breaks one is closed, and comes back."""
     world, taken, connections = World(seed, durable=seed % 2 == 1), 0, 0

@@ -77,6 +77,40 @@ def test_a_client_whose_broker_dies_tries_what_it_knows_and_then_looks_again() -
     assert len(script.take(Dial)) == 1
 
 
+def test_a_client_that_finds_only_what_it_cannot_reach_seeks_less_and_less_often() -> None:
+    """Datagrams pass and connections do not, or the broker takes it and drops it at once."""
+    script = seeker()
+    script.now += 10 * SECOND_US
+    began = script.now
+    script.handle(fx.Closed(connection=script.connection))
+    searches = 0
+    for _ in range(1_000):
+        if script.now > began + 60 * SECOND_US:
+            break
+        script.now += 1_000
+        for _ in script.take(fx.Seek):
+            searches += 1
+            script.handle(found("a:1", "b:1"))
+        dials = script.take(Dial)
+        for dial in dials:
+            script.handle(fx.DialFailed(address=dial.address, reason="refused"))
+        if script.core.state is State.IDLE:
+            script.now = script.core.next_deadline() or script.now
+            script.handle()
+    assert script.now > began + 60 * SECOND_US
+    assert 2 <= searches <= 30
+
+
+def test_a_client_that_can_reach_nothing_of_what_it_finds_at_the_start_fails() -> None:
+    script = Script("x:1", seeks=True)
+    script.handle(fx.DialFailed(address="x:1", reason="connection refused"))
+    script.handle(found("a:1"))
+    script.handle(fx.DialFailed(address="a:1", reason="no route"))
+    (failed,) = script.take(fx.Failed)
+    assert "no route" in str(failed.error)
+    assert script.take(fx.Seek) == [fx.Seek()]
+
+
 def test_a_client_goes_at_once_where_a_broker_that_stops_says() -> None:
     script = seeker()
     script.say(wire.Refuse(code="unavailable", reason="the broker is shutting down", go_to=("z:1", "b:1")))

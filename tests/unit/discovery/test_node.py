@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
 from postroad.discovery import node
@@ -11,6 +12,7 @@ from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.discovery import (
+    MAX_TIME_US,
     MIN_REQUEST_BYTES,
     Acknowledge,
     Advertise,
@@ -182,13 +184,12 @@ def test_a_node_takes_the_regions_of_its_interest_only() -> None:
     assert stage.request() == ({1}, 1)
 
 
-def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
-    stage = Stage()
-    assert stage.advertise(1)
+def moved(stage: Stage) -> bool:
+    """Whether the node takes an advertisement of broker 1 from elsewhere, with another secret."""
     message = Advertise(
         uuid=bytes(16),
         broker=1,
-        name="evil",
+        name="moved",
         address="",
         transports=(),
         geography="",
@@ -199,5 +200,47 @@ def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
         lifetime_s=60,
         sent_us=0,
     )
-    assert stage.say(("203.0.113.9", 1), message) == []
+    source = ("192.0.2.99", 1)
+    for answer in stage.say(source, message):
+        if isinstance(answer, Cookie):
+            return bool(stage.say(source, msgspec.structs.replace(message, cookie=answer.cookie)))
+    return False
+
+
+def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    for _ in range(20):
+        assert not moved(stage)
+        stage.now_us += SECOND_US
     assert stage.request() == ({1}, 1)
+
+
+def test_a_broker_that_restarted_at_another_port_is_taken_once_the_old_one_is_silent() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    stage.distances.clear()
+    taken = []
+    for _ in range(5):
+        stage.now_us += SECOND_US
+        taken.append(moved(stage))
+    assert taken[0] is False
+    assert taken[-1] is True
+    stage.node.check()
+    assert stage.request() == ({99}, 1)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_clocks_as_far_off_as_they_can_be_said_end_no_node(sign: int) -> None:
+    """Of a broker that was admitted, and of a requester."""
+    stage = Stage()
+    assert stage.advertise(1)
+    broker, requester = ("192.0.2.1", 7420), ("198.51.100.1", 4000)
+    for time_us in (MAX_TIME_US, 1 << 62):
+        stage.say(broker, Pong(key=bytes([1]) * 16, sent_us=sign * time_us, time_us=-sign * time_us))
+        request = Request(uuid=time_us.to_bytes(16, "big"), attempt=1, sent_us=0, offset_us=-sign * time_us)
+        for answer in stage.say(requester, request):
+            assert isinstance(answer, Cookie)
+            request = msgspec.structs.replace(request, cookie=answer.cookie)
+            sent = stage.node.handle([Datagram(requester, encode(request))], stage.now_us)
+            assert [one.endpoint for one in sent if isinstance(one, SendTo)] == [broker, requester]

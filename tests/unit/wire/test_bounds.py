@@ -34,6 +34,13 @@ def structures() -> list[type]:
     return list(found)
 
 
+def discover(**values: int) -> frames.Discover:
+    numbers = {"attempt": 1, "port": 1, "offset_us": 0, "hops": 1} | values
+    return frames.Discover(
+        uuid=bytes(16), host="192.0.2.1", cookie=b"", credential=b"", key=b"", certificate="", **numbers
+    )
+
+
 def fits(hint: Any, bound: Any) -> bool:
     """Whether a bound is one for values of this type, and all the way down."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -75,6 +82,11 @@ def test_every_field_has_a_bound(kind: type) -> None:
         (frames.Request(number=1, what="subs", arguments={str(n): "" for n in range(65)}), "65 pairs"),
         (frames.Request(number=1, what="subs", arguments={"x" * 65: ""}), "Request.arguments: a text of 65"),
         (frames.Ended(number=1, code="c" * 65, reason=""), "Ended.code"),
+        (discover(offset_us=(1 << 64) - 1), "Discover.offset_us"),
+        (discover(offset_us=-(1 << 62)), "Discover.offset_us"),
+        (discover(attempt=17), "Discover.attempt"),
+        (discover(port=0), "Discover.port"),
+        (discover(hops=65), "Discover.hops"),
         (frames.Direct(room="r" * 65, body=b""), "Direct.room"),
         (
             frames.InterestUpdate(
