@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from postroad.errors import StorageError, UsageError
 from postroad.history.bulletins import DeliveryReport, Link, Links, decode_deliveries
 from postroad.ids import MessageId, pubend_id
+from postroad.spark.lake import compact as compaction
 from postroad.spark.lake import files as files_of
 from postroad.spark.lake import rows
 from postroad.spark.lake.compact import compact
@@ -41,6 +42,7 @@ from postroad.spark.lake.tables import (
     fitted,
     write_folder,
 )
+from postroad.spark.trace.bulk import current
 from postroad.spark.trace.topology import Place, latest, tracking_settings
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter
@@ -131,6 +133,29 @@ def test_one_of_two_processes_lands(tmp_path: Path) -> None:
         assert sorted(one.exception() is None for one in tries) == [False, False, False, True]
 
 
+def test_a_lake_without_its_ledger_is_not_landed_into(tmp_path: Path) -> None:
+    """P4: as a copy without `landing/`: all would be landed a second time."""
+    tables = Tables(tmp_path)
+    begin(Ledger(tables), "one")
+    tables.append("events", rows.events([event(0)]), Batch("one", 1))
+    begin(Ledger(tables), "one")
+    shutil.rmtree(tmp_path / "landing")
+    with pytest.raises(UsageError, match="has events, but its table landing, which tells how far"):
+        begin(Ledger(tables), "two")
+    assert not (tmp_path / "landing").exists()
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    """P11."""
+    tables = Tables(tmp_path)
+    begin(Ledger(tables), "one")
+    (ledger,) = (tmp_path / "landing").glob("*.parquet")
+    ledger.write_bytes(b"x" * 100)
+    with pytest.raises(StorageError, match=r"landing cannot be read: .*[Pp]arquet") as told:
+        Ledger(tables)
+    assert "\n" not in str(told.value)
+
+
 def test_what_was_decided_is_carried_out_once(tmp_path: Path) -> None:
     """P4: by the next process, where one was killed before, between or after the commits of its tables."""
     tables = Tables(tmp_path)
@@ -201,11 +226,22 @@ def test_what_killed_writers_left_is_removed_in_time(spark: SparkSession, tmp_pa
     assert compact(lake, "events").removed == 0
     assert DeltaTable(str(tmp_path / "events"), version=version).count() == 2
     assert orphan.exists()
-    long_ago = time.time() - 2 * 3600
-    for file in (orphan, *old):
-        os.utime(file, (long_ago, long_ago))
+    strangers = [tmp_path / "events" / name for name in ("notes.txt", "date=2025-11-15/theirs.parquet")]
+    for file in strangers:
+        file.write_text("x")
+
+    def age(hours: int) -> None:
+        long_ago = time.time() - hours * 3600
+        for file in (orphan, *strangers, *old):
+            os.utime(file, (long_ago, long_ago))
+
+    age(23)
     compact(lake, "events", keep_hours=1)
+    assert orphan.exists(), "it may be of a batch under way"
+    age(25)
+    assert compact(lake, "events", keep_hours=1).removed == 1
     assert not orphan.exists()
+    assert all(file.exists() for file in strangers), "nobody else's files are touched"
     assert ticks(lake) == [0, 1]
     with pytest.raises(UsageError, match="an hour at least"):
         compact(lake, "events", keep_hours=0)
@@ -295,13 +331,97 @@ def test_places_of_lakes(tmp_path: Path) -> None:
     assert (str(place), place.folder) == ("s3://bucket/lake", None)
     assert dict(place.options) == {"AWS_REGION": "x", "AWS_SECRET_ACCESS_KEY": "hush"}
     assert "hush" not in repr(place)
-    with pytest.raises(UsageError, match="begins with s3"):
-        store_at("ftp://x/y")
+    for place in (
+        "ftp://x/y",
+        "s3://",
+        "S3://bucket/lake",
+        "s3:/bucket/lake",
+        "file:/x",
+        Path("s3://b/l"),
+        "",
+    ):
+        with pytest.raises(UsageError, match="begins with s3"):
+            store_at(place)
+    assert store_at("./s3:/x").folder == Path("s3:/x").absolute()
     with pytest.raises(UsageError, match="cannot be a lake"):
         store_at(tmp_path / "50%")
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is no folder"):
         Tables(tmp_path / "file").check_place()
+
+
+def test_no_batch_is_decided_whose_files_are_gone_from_a_store(tmp_path: Path) -> None:
+    """P4: whoever cleaned up meanwhile. But what is landed was perhaps put together with others since."""
+    for table in SCHEMAS:
+        (tmp_path / table).mkdir()  # which a store has no need of
+    tables = Tables(Store(str(tmp_path), None))
+    ledger = Ledger(tables)
+    begin(ledger, "d")
+    files = write_rows(tables.store, "topology", [said(1, 1)])
+    listed = msgspec.json.encode({"topology": files}).decode()
+    batch = Progress(feed="history", subscription="d-history", batch=1, files=listed)
+    written = tmp_path / "topology" / files[0].path
+    written.rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=r"has no date=.*it was removed"):
+        ledger.write(batch)
+    assert Ledger(tables).rows["history"].batch == 0
+    (tmp_path / "elsewhere").rename(written)
+    ledger.write(batch)
+    assert settle(tables, batch) == {"topology": 1}
+    written.unlink()
+    assert settle(tables, batch) == {}
+
+
+def test_a_compaction_reports_what_it_did_and_makes_nothing_larger(tmp_path: Path) -> None:
+    """P4, P6: files are written as landing writes them; what lands meanwhile is not counted."""
+    tables = Tables(tmp_path)
+    for start in range(0, 20_000, 5_000):
+        tables.append("events", rows.events([event(number) for number in range(start, start + 5_000)]))
+    before = tables.files("events")
+    opened = tables.open("events")
+    assert opened is not None
+    tables.append("events", rows.events([event(20_000)]))
+    tables.open = lambda _: opened  # type: ignore[method-assign]
+    old, new = compaction._merge_files(tables, "events")
+    assert old == (4, 20_000, sum(file.size for file in before))
+    assert new[:2] == (1, 20_000)
+    assert new.bytes <= old.bytes
+    assert sum(file.rows for file in Tables(tmp_path).files("events")) == 20_001
+
+
+def test_versions_can_be_read_as_long_as_they_are_kept(tmp_path: Path) -> None:
+    """P4: both their files and the log of them. The ledger's are of no use to anybody, and each look at a
+    table lists its log."""
+    tables = Tables(tmp_path)
+    begin(Ledger(tables), "d")
+    tables.append("topology", said(1, 1))
+    compaction._clean_up(tables, "topology", 720)
+    old = time.time() - 10 * 86_400
+    for file in tmp_path.rglob("*"):
+        os.utime(file, (old, old))
+    for table in ("topology", "landing"):
+        opened = tables.open(table)
+        assert opened is not None
+        opened.create_checkpoint()
+        opened.cleanup_metadata()
+    assert DeltaTable(str(tmp_path / "topology"), version=1).count() == 1
+    ledger = Ledger(tables)
+    assert len(ledger.rows) == 2
+    assert len(list((tmp_path / "landing" / "_delta_log").glob("*.json"))) <= 1
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_a_lake_lies_in_no_table(tmp_path: Path, in_store: bool) -> None:
+    """P11: neither in somebody else's nor in one of a lake: that one's clean-up would remove it."""
+    write_deltalake(str(tmp_path / "theirs"), pa.table({"a": [1]}))
+    Tables(tmp_path / "lake").append("events", rows.events([event(0)]))
+    there = sorted(tmp_path.rglob("*"))
+    for place in ("theirs", "theirs/lake", "lake/events", "lake/events/lake"):
+        tables = Tables(Store(str(tmp_path / place), None) if in_store else tmp_path / place)
+        with pytest.raises(UsageError, match=r"cannot be a lake: .*(theirs|events) is a Delta table"):
+            tables.check_place()
+    assert sorted(tmp_path.rglob("*")) == there
+    Tables(tmp_path / "lake").check_place()
 
 
 NOWHERE = "http://127.0.0.1:1"
@@ -386,6 +506,37 @@ def test_files_have_bounds_of_their_columns(tmp_path: Path, monkeypatch: pytest.
 def said(broker: int, number: int, **settings: Any) -> pa.Table:
     state = Links(broker=f"{broker:08x}", name=f"b{broker}", boot=1, at_us=7, links=(), **settings)
     return rows.topology(number, state)
+
+
+def test_a_state_that_was_replaced_does_not_return(spark: SparkSession, tmp_path: Path) -> None:
+    """P6: compacted with the files of one day, and replaced by one of another day, which becomes a union."""
+    lake = Lake(spark, tmp_path)
+
+    def stored(sequence: int, day: int, **settings: Any) -> pa.Table:
+        bloom = BloomFilter(4000, 100, 7)
+        bloom.add(sequence.to_bytes(16, "big"))
+        meta = FilterMeta(
+            key=HistoryKey(ROUTING, 9, 7),
+            sequence=sequence,
+            m=4000,
+            n=100,
+            k=7,
+            count=1,
+            lo_ms=DAY_MS,
+            hi_ms=DAY_MS + sequence,
+            stored_us=(DAY_MS + day * 86_400_000) * 1000,
+            **settings,
+        )
+        return rows.filters(8, "b8", [(meta, encode_record(meta, bloom.bits))])
+
+    lake.append("filters", stored(1, 1, final=False))
+    compact(lake, "filters")
+    lake.append("filters", stored(2, 2, replaces=1))
+    lake.append("filters", stored(3, 2))
+    assert {row.date.day for row in lake.read("filters").collect()} == {16, 17}
+    compact(lake, "filters")
+    assert [row.sequence for row in current(lake).collect()] == [3]
+    assert compact(lake, "filters").files_before == 0
 
 
 def test_what_lands_during_a_compaction_stays(spark: SparkSession, tmp_path: Path) -> None:

@@ -177,8 +177,9 @@ def test_mistakes_are_told_before_spark_works(
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr(pipeline, "_spark", never)
-    lake, file = tmp_path / "lake", tmp_path / "file"
+    lake, file, strange = tmp_path / "lake", tmp_path / "file", tmp_path / "strange"
     lake.mkdir()
+    (strange / "_delta_log").mkdir(parents=True)
     file.write_text("x")
     for words, said in {
         ("land", "--lake", file): "is no folder",
@@ -198,6 +199,7 @@ def test_mistakes_are_told_before_spark_works(
         ): "routing is one of",
         ("compact", "--lake", lake, "--table", "x"): "has no table x",
         ("compact", "--lake", lake, "--accuracy", "2"): "accuracy is between",
+        ("compact", "--lake", strange): "is a Delta table",
         ("audit", "--lake", tmp_path / "none"): "there is no lake",
         ("audit", "--lake", lake): "has no events yet",
         ("plan", "--lake", lake): "has no filters yet",

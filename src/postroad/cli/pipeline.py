@@ -226,7 +226,9 @@ def compact(
         list[str] | None, typer.Option("--table", help="Only this table (several). [default: all]")
     ] = None,
     accuracy: Annotated[float, typer.Option(help="That joined filters must keep.")] = 0.999,
-    keep: Annotated[str, typer.Option(help="How long earlier versions of tables can be read.")] = "168 h",
+    keep: Annotated[
+        str, typer.Option(help="How long, from now on, earlier versions of tables can be read.")
+    ] = "168 h",
     master: MasterOption = LOCAL,
     remote: RemoteOption = "",
     as_json: JsonOption = False,
@@ -240,7 +242,9 @@ def compact(
     check_accuracy(accuracy)
     for name in table or ():
         check_table(name)
-    Tables(lake).check()
+    tables = Tables(lake)
+    tables.check()
+    tables.check_place()
     with _spark("compacting", master, remote) as spark:
         place = Lake(spark, lake)
         done = [compacted(place, name, accuracy=accuracy, keep_hours=keep_hours) for name in table or SCHEMAS]

@@ -10,32 +10,49 @@ because their next state names the one it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
 from postroad.errors import UsageError
 from postroad.spark.lake import rows
-from postroad.spark.lake.files import PARTITIONS
+from postroad.spark.lake.files import OPAQUE, PARTITIONS, SORTED, Added, is_own_name
 from postroad.spark.lake.ledger import read_progress, settle
 from postroad.spark.lake.store import plain_failures
-from postroad.spark.lake.tables import COMPACTED, SCHEMAS, File, Lake, columns
-from postroad.spark.trace.bulk import current
+from postroad.spark.lake.tables import (
+    COMPACTED,
+    KEEP_HOURS,
+    SCHEMAS,
+    File,
+    Lake,
+    Tables,
+    columns,
+    files_in,
+    keep_versions,
+)
+from postroad.spark.trace.bulk import current, replaced_records
 from postroad.spark.trace.tasks import decoded
 from postroad.tracking.bloom import BloomFilter, filter_rate
 from postroad.tracking.keys import LOG
 from postroad.tracking.moments import MAX_SPANS, joined
 from postroad.tracking.record import FilterMeta, encode_record, filter_of
-from postroad.units import SECOND_US, duration_us
+from postroad.units import MIB, SECOND_US, duration_us
 
 if TYPE_CHECKING:
+    from deltalake import WriterProperties
     from pyspark.sql import DataFrame
 
 MAX_SPAN_MS: Final = 3_600_000
 MATCHING: Final = 2  # filters that match one time, as settings plan it
 DEFAULT_ACCURACY: Final = 0.999
-KEEP_HOURS: Final = 168  # versions of tables: a week
+UNDECIDED_HOURS: Final = 24  # files that are of no version yet: longer than a batch takes
+# As `deltalake` names what it puts together; a killed compaction leaves such files.
+_MERGED_NAME: Final = re.compile(
+    r"(?:.*/)?part-[0-9]{5}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}-c000\.zstd\.parquet"
+)
 _HISTORY: Final = ("broker", "kind", "origin", "neighbour", "subscriber", "m", "k", "date")
 
 
@@ -70,26 +87,32 @@ def compact(
     lake.check()
     for progress in read_progress(lake).values():
         settle(lake, progress)  # else its files, which no version has yet, would be removed one day
-    before = lake.files(table)
     if table == "filters":
-        _join_filters(lake, before, accuracy)
-    elif (opened := lake.open(table)) is not None:
-        with plain_failures(f"{lake.store.table(table)} cannot be compacted"):
-            opened.optimize.compact()
-    after = lake.files(table)
-    removed = _vacuum(lake, table, keep_hours)
-    old = _only_in(before, after)
-    new = _only_in(after, before) if old else []
+        old, new = _join_filters(lake, accuracy)
+    else:
+        old, new = _merge_files(lake, table)
     return Compacted(
         table=table,
-        files_before=len(old),
-        files_after=len(new),
-        rows_before=sum(file.rows for file in old),
-        rows_after=sum(file.rows for file in new),
-        bytes_before=sum(file.size for file in old),
-        bytes_after=sum(file.size for file in new),
-        removed=removed,
+        files_before=old.files,
+        files_after=new.files,
+        rows_before=old.rows,
+        rows_after=new.rows,
+        bytes_before=old.bytes,
+        bytes_after=new.bytes,
+        removed=_clean_up(lake, table, keep_hours),
     )
+
+
+class _Sizes(NamedTuple):
+    """Of some files."""
+
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, files: Sequence[File | Added]) -> _Sizes:
+        return cls(len(files), sum(file.rows for file in files), sum(file.size for file in files))
 
 
 def hours(text: str) -> int:
@@ -97,29 +120,81 @@ def hours(text: str) -> int:
     return duration_us(text) // (3600 * SECOND_US)
 
 
-def _only_in(some: list[File], others: list[File]) -> list[File]:
-    known = {file.path for file in others}
-    return [file for file in some if file.path not in known]
+def _merge_files(lake: Tables, table: str) -> tuple[_Sizes, _Sizes]:
+    """Before and after, of what was put together; its rows are the same."""
+    opened = lake.open(table)
+    if opened is None:
+        return _Sizes(), _Sizes()
+    with plain_failures(f"{lake.store.table(table)} cannot be compacted"):
+        before = files_in(opened, table)
+        done = opened.optimize.compact(writer_properties=_written_as_landed(table))
+        opened.update_incremental()
+    after = {file.path for file in files_in(opened, table)}
+    # What lands meanwhile is in neither; what is overwritten meanwhile was not put together.
+    if not done["numFilesRemoved"]:
+        return _Sizes(), _Sizes()
+    old = _Sizes.of([file for file in before if file.path not in after])
+    added = json.loads(done["filesAdded"])
+    return old, _Sizes(added["totalFiles"], old.rows, added["totalSize"])
 
 
-def _vacuum(lake: Lake, table: str, keep_hours: int) -> int:
+def _written_as_landed(table: str) -> WriterProperties:
+    """Else files would become larger by being put together."""
+    from deltalake import ColumnProperties, WriterProperties
+
+    made = {
+        name: ColumnProperties(dictionary_enabled=False, encoding=SORTED[name])
+        if name in SORTED
+        else ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
+        if name in OPAQUE
+        else ColumnProperties(dictionary_enabled=True)
+        for name in columns(table)
+    }
+    nested = ColumnProperties(dictionary_enabled=False)  # what is within a column is none of these names
+    return WriterProperties(
+        compression="ZSTD",
+        data_page_size_limit=MIB,
+        data_page_row_count_limit=MIB,  # the size ends a page, and not 20,000 rows
+        default_column_properties=nested,
+        column_properties=made,
+    )
+
+
+def _clean_up(lake: Tables, table: str, keep_hours: int) -> int:
+    """Remove files of versions that are no longer kept, and those that no version has and that are named as
+    ours: of writers that were killed. Somebody else's stay. Returns how many are gone.
+
+    A file that no version has may be of a batch under way, which is a day old at most.
+    """
     opened = lake.open(table)
     if opened is None:
         return 0
     with plain_failures(f"{lake.store.table(table)} cannot be cleaned up"):
-        return len(opened.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True))
+        if PARTITIONS[table]:  # landing overwrites the others, which a change of their properties would fail
+            keep_versions(opened, keep_hours)
+        replaced = opened.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
+        old_hours = max(keep_hours, UNDECIDED_HOURS)
+        listed = opened.vacuum(old_hours, dry_run=True, enforce_retention_duration=False, full=True)
+        left = [path for path in listed if is_own_name(path) or _MERGED_NAME.fullmatch(path)]
+        lake.store.remove(table, left)
+    return len({*replaced, *left})
 
 
-def _join_filters(lake: Lake, files: list[File], accuracy: float) -> None:
-    """Of the days that have files which no compaction made."""
-    days = sorted({file.values["date"] for file in files if not file.compacted})
+def _join_filters(lake: Lake, accuracy: float) -> tuple[_Sizes, _Sizes]:
+    """Of the days that have files which no compaction made, and of those that have states which were
+    replaced: a union does not tell what its parts replaced, so that has to go with it."""
+    files = lake.files("filters")
+    days = {file.values["date"] for file in files if not file.compacted}
     if not days:
-        return
-    replaced = [file for file in files if file.values["date"] in days]
-    listed = ", ".join(f"DATE '{day}'" for day in days)
+        return _Sizes(), _Sizes()
+    days |= {str(row.date) for row in replaced_records(lake, files).select("date").distinct().collect()}
+    old = [file for file in files if file.values["date"] in days]
+    listed = ", ".join(f"DATE '{day}'" for day in sorted(days))
     records = current(lake, files).filter(f"date IN ({listed})")
     joined = merged(records, accuracy=accuracy).repartition(*PARTITIONS["filters"])
-    lake.commit("filters", lake.write("filters", joined, COMPACTED), removed=replaced)
+    new = lake.write("filters", joined, COMPACTED)
+    lake.commit("filters", new, removed=old)
+    return _Sizes.of(old), _Sizes.of(new)
 
 
 def merged(records: DataFrame, *, accuracy: float = DEFAULT_ACCURACY) -> DataFrame:

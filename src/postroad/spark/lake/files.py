@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
@@ -39,8 +39,12 @@ PENDING_BYTES: Final = 64 * MIB  # of rows that are not in a file yet: a row gro
 FILE_BYTES: Final = 256 * MIB
 _MAX_TEXT: Final = 64  # characters: a longer text is no bound worth keeping
 _OWN_NAME: Final = re.compile(r"(?:.*/)?[a-z]+-[0-9a-f]{32}\.parquet", re.DOTALL)
-_SORTED: Final = {"id": "DELTA_BYTE_ARRAY", "tick": "DELTA_BINARY_PACKED", "time_ms": "DELTA_BINARY_PACKED"}
-_OPAQUE: Final = ("payload", "record")  # nothing repeats in them, and nobody compares them
+SORTED: Final[dict[str, Literal["DELTA_BYTE_ARRAY", "DELTA_BINARY_PACKED"]]] = {
+    "id": "DELTA_BYTE_ARRAY",
+    "tick": "DELTA_BINARY_PACKED",
+    "time_ms": "DELTA_BINARY_PACKED",
+}
+OPAQUE: Final = ("payload", "record")  # nothing repeats in them, and nobody compares them
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -65,7 +69,7 @@ class _File:
         self.pending_bytes = 0
         self._schema = schema = pa.schema([field for field in SCHEMAS[table] if field.name not in values])
         self._described: list[Any] = []
-        plain = [name for name in schema.names if name not in _OPAQUE and name not in _SORTED]
+        plain = [name for name in schema.names if name not in OPAQUE and name not in SORTED]
         self._store = store
         self._out: IO[bytes] = store.create(table, self.path)
         self._writer = pq.ParquetWriter(
@@ -73,8 +77,8 @@ class _File:
             schema,
             compression="zstd",
             use_dictionary=plain,
-            column_encoding={name: how for name, how in _SORTED.items() if name in schema.names},
-            write_statistics=[name for name in schema.names if name not in _OPAQUE],
+            column_encoding={name: how for name, how in SORTED.items() if name in schema.names},
+            write_statistics=[name for name in schema.names if name not in OPAQUE],
             metadata_collector=self._described,
         )
 
@@ -183,7 +187,7 @@ def statistics(about: Any) -> str:
         for at in range(about.num_columns):
             column = about.row_group(group).column(at)
             name, column_stats = column.path_in_schema, column.statistics
-            if "." in name or name in _OPAQUE:
+            if "." in name or name in OPAQUE:
                 continue
             if column_stats is None or not column_stats.has_null_count:
                 unknown.add(name)

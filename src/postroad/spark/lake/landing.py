@@ -72,6 +72,8 @@ def land(
     """
     access = replace(access or Access(), timeout_s=KNOCK_S)
     with plain_errors():
+        if once:  # nothing is left where nobody answers
+            access.connect(brokers).close()
         landing = _Landing(lake, brokers, access, tell or _nobody, trouble or _nobody)
         if once:
             landing.everything()

@@ -24,12 +24,11 @@ from postroad.spark.lake.history import Part
 from postroad.spark.lake.intake import EVENTS, HISTORY
 from postroad.spark.lake.rows import SCHEMAS
 from postroad.spark.lake.store import plain_failures
-from postroad.spark.lake.tables import Batch, OvertakenError, Tables
+from postroad.spark.lake.tables import KEPT_HOURS, Batch, OvertakenError, Tables, keep_versions
 from postroad.spark.source import SINCE
 
 TABLE: Final = "landing"
 VACUUM_EVERY: Final = 200  # commits: each leaves a small file behind that nobody needs
-KEEP_HOURS: Final = 1
 _FILES: Final = dict[str, list[Added]]
 
 
@@ -60,6 +59,15 @@ class Ledger:
         self._number = tables.landed(TABLE, TABLE)
         self.rows = read_progress(tables)
 
+    def check_new(self) -> None:
+        """UsageError if rows were landed here before."""
+        for table in SCHEMAS:
+            if table != TABLE and self._tables.files(table):
+                raise UsageError(
+                    f"the lake at {self._tables.store} has {table}, but its table {TABLE}, which tells how"
+                    " far landing was, is missing or empty: put that back, or land into another place"
+                )
+
     def write(self, *changed: Progress) -> None:
         """UsageError if another process did since this one last looked.
 
@@ -86,7 +94,8 @@ class Ledger:
         self.rows = rows
         if self._number % VACUUM_EVERY == 0 and (opened := self._tables.open(TABLE)) is not None:
             with plain_failures(f"{store.table(TABLE)} cannot be cleaned up"):
-                opened.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
+                keep_versions(opened, KEPT_HOURS[TABLE])  # else each look at it lists a week of commits
+                opened.vacuum(KEPT_HOURS[TABLE], dry_run=False, enforce_retention_duration=False)
 
 
 def read_progress(tables: Tables) -> dict[str, Progress]:
@@ -125,8 +134,12 @@ def landed_until(tables: Tables) -> dict[str, int]:
 
 
 def begin(ledger: Ledger, name: str) -> None:
-    """Note the names of a lake's subscriptions before they are made: no other process makes others."""
+    """Note the names of a lake's subscriptions before they are made: no other process makes others.
+
+    UsageError if the lake has rows and nothing tells up to where: all would be landed a second time.
+    """
     if not ledger.rows:
+        ledger.check_new()
         now_us = time.time_ns() // 1000
         ledger.write(
             Progress(feed=HISTORY, subscription=f"{name}-history", at_us=now_us),

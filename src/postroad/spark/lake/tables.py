@@ -84,6 +84,8 @@ LAYOUT: Final = 2  # of tables; 1 was folders of Parquet without a log
 LAYOUT_PROPERTY: Final = "postroad.layout"
 OLD_SEGMENT: Final = "segment="  # folders of a table of layout 1 begin so
 COMPACTED: Final = "compact"  # files that compaction makes begin so
+KEEP_HOURS: Final = 168  # versions of tables: a week
+KEPT_HOURS: Final = {"landing": 1}  # by table, where it is less: each look at a table lists its log
 COMMIT_TRIES: Final = 20  # against others who commit at the same time
 _ASIDE: Final = "_aside-"  # written here first; Spark leaves out what begins so
 
@@ -145,6 +147,12 @@ class Tables:
         folder = self.store.folder
         if folder is not None and folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is no folder: a lake is one")
+        surrounding = self.store.surrounding_table()
+        if surrounding is not None:
+            raise UsageError(
+                f"{self.store} cannot be a lake: {surrounding} is a Delta table, whose own clean-up would"
+                " remove what is put into it"
+            )
         for table in SCHEMAS:
             self.open(table)
 
@@ -162,7 +170,7 @@ class Tables:
     def files(self, table: str) -> list[File]:
         """What is of a table now, in order of their names."""
         opened = self.open(table)
-        return [] if opened is None else _files(opened, table)
+        return [] if opened is None else files_in(opened, table)
 
     def landed(self, table: str, by: str) -> int:
         """The number of the last batch of this one that is in a table; -1 if there is none."""
@@ -200,13 +208,16 @@ class Tables:
         gone = list(removed)
         if not added and not gone:
             return False
-        self.check_written(table, added)
         with plain_failures(f"{self.store.table(table)} cannot be written"):
             for left in reversed(range(COMMIT_TRIES)):
-                opened = self.open(table) or self.make(table)
-                if batch is not None and _landed(opened, batch.by) >= batch.number:
-                    return False
-                if gone and not {file.path for file in gone} <= {file.path for file in _files(opened, table)}:
+                there = self.open(table)
+                if there is not None and batch is not None and _landed(there, batch.by) >= batch.number:
+                    return False  # its files may have been put together with others, and removed
+                self.check_written(table, added)
+                opened = there or self.make(table)
+                if gone and not {file.path for file in gone} <= {
+                    file.path for file in files_in(opened, table)
+                }:
                     raise OvertakenError(f"{self.store.table(table)} has been changed by another process")
                 try:
                     before = opened.version()
@@ -227,8 +238,8 @@ class Tables:
         missing = self.store.missing(table, (file.path for file in added))
         if missing is not None:
             raise StorageError(
-                f"{self.store.table(table)} has no {missing}, which was written for it: the folder is gone,"
-                " or is not the same for this process and for executors"
+                f"{self.store.table(table)} has no {missing}, which was written for it: it was removed, or"
+                " the place is not the same for this process and for executors"
             )
 
     def make(self, table: str) -> DeltaTable:
@@ -240,7 +251,7 @@ class Tables:
             arrow.SCHEMAS[table],
             mode="ignore",  # another one may have made it by now
             partition_by=list(PARTITIONS[table]),
-            configuration={LAYOUT_PROPERTY: str(LAYOUT), "delta.logRetentionDuration": "interval 7 days"},
+            configuration={LAYOUT_PROPERTY: str(LAYOUT), **_retention(KEPT_HOURS.get(table, KEEP_HOURS))},
             storage_options=dict(self.store.options),
             raise_if_key_not_exists=False,
         )
@@ -314,7 +325,7 @@ def fitted(rows: pa.Table, table: str, values: dict[str, str] | None = None) -> 
     return rows.select(arrow.SCHEMAS[table].names).cast(arrow.SCHEMAS[table])
 
 
-def _files(opened: DeltaTable, table: str) -> list[File]:
+def files_in(opened: DeltaTable, table: str) -> list[File]:
     highest = "max."
     return sorted(
         File(
@@ -330,6 +341,19 @@ def _files(opened: DeltaTable, table: str) -> list[File]:
         )
         for action in pa.table(opened.get_add_actions(flatten=True)).to_pylist()
     )
+
+
+def keep_versions(opened: DeltaTable, hours: int) -> None:
+    """Have versions of a table readable for so long after they were replaced."""
+    wanted = _retention(hours)
+    there = opened.metadata().configuration
+    if any(there.get(name) != value for name, value in wanted.items()):
+        opened.alter.set_table_properties(wanted)
+
+
+def _retention(hours: int) -> dict[str, str]:
+    names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+    return dict.fromkeys(names, f"interval {hours} hours")
 
 
 def _landed(opened: DeltaTable, by: str) -> int:

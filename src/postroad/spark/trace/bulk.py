@@ -123,10 +123,20 @@ def current(
     `replaced` says how many are, if that is known.
     """
     records = lake.read("filters", files)
-    gone = records.filter("replaces IS NOT NULL").selectExpr("broker", "replaces AS sequence")
+    gone = _replaced_names(records)
     if replaced <= MAX_BROADCAST:
         gone = gone.hint("broadcast")
     return records.join(gone, ["broker", "sequence"], "left_anti")
+
+
+def replaced_records(lake: Lake, files: Sequence[File]) -> DataFrame:
+    """The stored records that a later state replaces, of these files."""
+    records = lake.read("filters", files)
+    return records.join(_replaced_names(records), ["broker", "sequence"], "left_semi")
+
+
+def _replaced_names(records: DataFrame) -> DataFrame:
+    return records.filter("replaces IS NOT NULL").selectExpr("broker", "replaces AS sequence")
 
 
 def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Sequence[Any]]:
