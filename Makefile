@@ -12,6 +12,7 @@ MAKEFLAGS += -j2
 help:
 	@echo "make up      set up and run one broker, data in ./postroad-data"
 	@echo "make test    set up and run the tests"
+	@echo "make setup   set up everything: Spark, the tests, the labs"
 	@echo "make demo    five brokers with live traffic"
 	@echo "make soak    the tests that take long, fresh examples of the property tests, then fresh simulator seeds twice for SOAK=$(SOAK)"
 	@echo "make bench-peers  install the systems that 'postroad bench' compares with"

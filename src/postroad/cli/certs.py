@@ -25,7 +25,7 @@ HostOption = Annotated[
         "--host",
         metavar="HOST",
         help="A name or address under which others reach the broker; may be given several times."
-        " [default: localhost and 127.0.0.1]",
+        " \\[default: localhost and 127.0.0.1]",
     ),
 ]
 _FOLDER = Path("certs")

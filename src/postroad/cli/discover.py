@@ -28,7 +28,7 @@ InterfaceOption = Annotated[
         "--interface",
         metavar="ADDRESS",
         envvar="POSTROAD_INTERFACE",
-        help="An address of this machine: multicast leaves by its interface. [default: loopback and the"
+        help="An address of this machine: multicast leaves by its interface. \\[default: loopback and the"
         " local network]",
     ),
 ]

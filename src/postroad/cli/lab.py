@@ -27,7 +27,7 @@ def list_experiments(
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `postroad lab list` prints it.")],
     seconds: Annotated[
-        float | None, typer.Option(min=0.2, help="Of each measurement. [default: the experiment's own]")
+        float | None, typer.Option(min=0.2, help="Of each measurement. \\[default: the experiment's own]")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw figures as PNG files there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,

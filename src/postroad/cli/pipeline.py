@@ -223,7 +223,7 @@ def trace(
 def compact(
     lake: LakeOption,
     table: Annotated[
-        list[str] | None, typer.Option("--table", help="Only this table (several). [default: all]")
+        list[str] | None, typer.Option("--table", help="Only this table (several). \\[default: all]")
     ] = None,
     accuracy: Annotated[float, typer.Option(help="That joined filters must keep.")] = 0.999,
     keep: Annotated[
@@ -281,7 +281,7 @@ def audit(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What `postroad subs --json` printed. [default: what landing noted]",
+            help="What `postroad subs --json` printed. \\[default: what landing noted]",
         ),
     ] = None,
     late: Annotated[str, typer.Option(help="A delivery later than this is a fault.")] = "10 s",

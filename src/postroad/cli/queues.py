@@ -99,7 +99,7 @@ def dead_line(row: dict[str, Any]) -> str:
 
 def again(
     inbox: InboxArgument,
-    count: Annotated[int | None, typer.Option(min=1, help="The oldest so many. [default: all]")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="The oldest so many. \\[default: all]")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Throw them away instead.")] = False,
     *,
     connection: Options,

@@ -15,15 +15,15 @@ ListenOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where to serve; port 0 takes any free one. [default: 127.0.0.1:7420; with --discover, any free"
-        " port where that is taken]",
+        help="Where to serve; port 0 takes any free one. \\[default: 127.0.0.1:7420; with --discover, any"
+        " free port where that is taken]",
     ),
 ]
 DataOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="The broker's folder. [default: ./postroad-data; with --discover, ./postroad-data-2 and so on"
+        help="The broker's folder. \\[default: ./postroad-data; with --discover, ./postroad-data-2 and so on"
         " where another broker uses that]",
     ),
 ]
@@ -70,14 +70,14 @@ MetricsOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT|off",
-        help="Prometheus metrics, /health and /ready. [default: 127.0.0.1:7421, or any free port]",
+        help="Prometheus metrics, /health and /ready. \\[default: 127.0.0.1:7421, or any free port]",
     ),
 ]
 TrackingOption = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY",
-        help="How the paths of messages are recorded: bloom, exact or none. [default: bloom]",
+        help="How the paths of messages are recorded: bloom, exact or none. \\[default: bloom]",
     ),
 ]
 ConfigOption = Annotated[
@@ -86,7 +86,7 @@ ConfigOption = Annotated[
 LogOption = Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
 
 LogFormatOption = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="text, or json: one object a line. [default: text]")
+    str | None, typer.Option(metavar="FORMAT", help="text, or json: one object a line. \\[default: text]")
 ]
 
 

@@ -45,7 +45,8 @@ class Reloading:
         before, self.config = self.config, after
         self.server.change(lambda now_us: self.core.reload(after.broker, sealer, now_us))
         changed = sorted({path.partition(".")[0] for path in differences(before, after)})
-        LOGGER.info("SIGHUP: certificates are read again; changed: %s", ", ".join(changed) or "nothing else")
+        certificates = "certificates are read again; " if self.tls_server or self.tls_client else ""
+        LOGGER.info("SIGHUP: %schanged: %s", certificates, ", ".join(changed) or "no setting")
         if removed:
             LOGGER.warning("an authority that is not in %s any more is trusted until a restart", after.tls.ca)
         if waiting := list(differences(after, asked)):
