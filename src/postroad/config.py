@@ -6,6 +6,7 @@ sockets, files, TLS. `net.configure` makes a NodeConfig from a TOML file and fla
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from postroad.links.connection import LinkSettings
 from postroad.queues.settings import QueueConfig
 from postroad.streams.settings import DeliveryConfig, StreamConfig
 from postroad.tracking.settings import TrackingConfig
+from postroad.units import SECOND_US
 from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
 DEFAULT_PORT = 7420
@@ -40,6 +42,7 @@ class BrokerConfig:
     besteffort: BestEffortConfig = field(default_factory=BestEffortConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     queues: QueueConfig = field(default_factory=QueueConfig)
+    hops: bool = False  # tell the driver of events that bear the trace of an application
     dial: tuple[str, ...] = ()  # addresses of brokers to stay linked to
     about: tuple[tuple[str, str], ...] = ()  # what only the driver knows (addresses, version), for status
 
@@ -65,8 +68,10 @@ class NodeConfig:
     metrics: str | None = None  # None: the default address, or any free port when it is taken; "off": none
     log: str = "info"
     log_format: str = "text"  # or "json"
+    drain_us: int = 10 * SECOND_US  # that clients have to go on elsewhere on SIGTERM; 0: none
     max_connections: int = 0  # 0: what the limit on open files leaves
     tls: TlsConfig = field(default_factory=TlsConfig)
+    otel: str = ""  # URL that spans are exported to, OTLP over HTTP; "": none are
     broker: BrokerConfig = field(default_factory=BrokerConfig)
 
 
@@ -94,3 +99,12 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
 
 def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

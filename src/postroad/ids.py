@@ -42,6 +42,7 @@ _SESSION_MARK: Final = b"\xff\xff"
 # Of a publisher's number so many bits count those of one start of a broker; the others are the start.
 COUNT_BITS: Final = 22
 LAST_COUNT: Final = (1 << COUNT_BITS) - 1
+DEAD_LETTERS_PUBLISHER: Final = 1 << COUNT_BITS | LAST_COUNT  # of dead letters, at every start
 _MAX_COUNTER: Final = 0xFFFF
 _MAX_TIME_MS: Final = (1 << 48) - 1
 _TEXT: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{12})-([0-9a-f]{4})")

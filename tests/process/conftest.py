@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.worlds.certificates import Certificates
 from tests.worlds.fault_proxies import FaultProxy
+from tests.worlds.pages import Desk
 from tests.worlds.processes import Brokers, wait_until
 
 
@@ -44,3 +45,12 @@ def certificates(tmp_path: Path) -> Certificates:
 @pytest.fixture
 def until() -> Callable[..., None]:
     return wait_until
+
+
+@pytest.fixture
+def desk(brokers: Brokers) -> Iterator[Desk]:
+    started = Desk(brokers)
+    try:
+        yield started
+    finally:
+        started.close()

@@ -35,6 +35,13 @@ def test_nothing_is_lost_beside_attacks() -> None:
             assert row[f"memory_{phase}"] > 0
 
 
+def test_attacks_on_queues_are_no_breach_of_the_protocol() -> None:
+    """Found: the broker refused their first frame, so they showed nothing."""
+    done = bench("--attacks", "inboxes", "--seconds", "0.5", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["begun"] for row in json.loads(done.stdout)["rows"]] == [1, 1]
+
+
 def test_an_attack_that_is_none_is_one_line() -> None:
     done = bench("--attacks", "kindness")
     assert done.returncode != 0

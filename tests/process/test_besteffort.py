@@ -167,8 +167,37 @@ async def _repaired(loss: float, count: int, given_up: int, *, weather: bool) ->
     ("loss", "count", "given_up", "weather"), [(0.01, 1_000, 0, True), (0.1, 400, 32, False)]
 )
 def test_what_is_lost_is_repaired(loss: float, count: int, given_up: int, weather: bool) -> None:
-    """At 10% on each of four ways all tries for one summary may be lost: a Gap tells of its events."""
+    """B1: At 10% on each of four ways all tries for one summary may be lost: a Gap tells of its events."""
     run(_repaired(loss, count, given_up, weather=weather))
+
+
+async def _begun_inside_a_summary() -> None:
+    """The first summary that is heard begins before the subscription; what is lost after `subscribed` and
+    before any event comes is repaired all the same."""
+    async with line(0.0) as nodes, contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        reader = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        other = await stack.enter_async_context(reader.subscribe("others/#", repair=True))
+        await _publish(publisher, 1)
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 2)
+        await _publish(publisher, 20, together=1, first=1)
+        events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True))
+        first, proxy = 21, nodes[0].proxy
+        assert proxy is not None
+        proxy.loss = 1.0
+        await _publish(publisher, 10, together=1, first=first)
+        proxy.loss = 0.0
+        await _publish(publisher, 10, together=1, first=first + 10)
+        async with asyncio.timeout(30):
+            got = await _collect(events, 20)
+        assert sorted(map(int, got)) == list(range(first, first + 20)), "and nothing from before"
+        assert events.repair["recovered"] == 10
+        assert other.repair["losses_detected"] == 0
+
+
+def test_what_is_lost_right_after_a_subscription_began_is_repaired() -> None:
+    """B4."""
+    run(_begun_inside_a_summary())
 
 
 async def _traced(count: int) -> None:
@@ -214,6 +243,7 @@ async def _traced(count: int) -> None:
 
 
 def test_a_trace_shows_where_an_event_was_lost_and_who_got_a_repair() -> None:
+    """T6."""
     run(_traced(150))
 
 
@@ -298,7 +328,7 @@ async def _over_tcp() -> None:
 
 
 def test_where_datagrams_do_not_pass_the_connection_carries_the_events() -> None:
-    """A subscription without repair gets best-effort events, too."""
+    """B1: A subscription without repair gets best-effort events, too."""
     run(_over_tcp())
 
 
@@ -340,5 +370,5 @@ class _Full:
 
 
 def test_a_cache_repairs_what_a_dead_publisher_sent() -> None:
-    """Spec B10."""
+    """B5: Spec B10."""
     run(_dedicated_cache())

@@ -71,7 +71,7 @@ def test_who_is_connected_and_closing_one(
     assert main(["clients", "--broker", b1.address, "--token", "alice", "--kick", "1"]) == 2
     assert "needs the right `admin`" in capsys.readouterr().err
     assert main(["clients", "--broker", b1.address, "--token", "root", "--kick", "999"]) == 2
-    assert "no client has the connection '999'" in capsys.readouterr().err
+    assert "no client has the connection 999" in capsys.readouterr().err
 
 
 def test_the_metrics_say_how_far_a_subscription_is_behind(brokers: Any) -> None:
@@ -94,3 +94,44 @@ def test_the_metrics_say_how_far_a_subscription_is_behind(brokers: Any) -> None:
 
     wait_until(lambda: lag().get('postroad_durable_lag_events{subscription="billing"}') == 2, "two are due")
     assert lag()['postroad_durable_lag_seconds{subscription="billing"}'] > 0
+
+
+def test_the_whole_network_from_one_connection(brokers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """`status --network`, `subs` and `clients --network`, asked of one of three brokers; then one dies."""
+    b1, b2, b3 = brokers.line(3)
+
+    def cli(*arguments: str) -> str:
+        assert main([*arguments, "--broker", b1.address]) == 0
+        return capsys.readouterr().out
+
+    with (
+        postroad.sync.connect(b3.address, name="worker") as client,
+        client.subscribe("orders/#", durable="billing", ack="manual"),
+    ):
+        client.publish("orders/eu", b"1", durable=True)
+        wait_until(lambda: " 1 event," in cli("subs"), "it is behind")
+        assert cli("subs").startswith("billing  orders/#  at b3  connected  ack manual  1 event, ")
+        (row,) = [json.loads(line) for line in cli("subs", "billing", "--json").splitlines()]
+        assert (row["broker"], row["lag_events"]) == ("b3", 1)
+        assert "worker  anonymous  from 127.0.0.1  at b3" in cli("clients", "--network")
+        rows = map(json.loads, cli("clients", "--network", "--json").splitlines())
+        (row,) = [row for row in rows if row["name"] == "worker"]
+        assert (row["broker"], row["subscriptions"]) == ("b3", 1)
+        assert "worker" not in cli("clients")
+    shown = cli("status", "--network").splitlines()
+    assert shown[-1] == "3 brokers answer"
+    assert sorted(line.split()[0] for line in shown[:-1]) == ["b1", "b2", "b3"]
+    answers = json.loads(cli("status", "--network", "--json"))["answers"]
+    assert {name: status["address"] for name, status in answers.items()} == {
+        "b1": b1.address,
+        "b2": b2.address,
+        "b3": b3.address,
+    }
+    b3.pause()
+    try:
+        assert main(["status", "--network", "--broker", b1.address]) == 0
+        captured = capsys.readouterr()
+        assert captured.out.splitlines()[-1] == "2 brokers answer"
+        assert captured.err == "postroad: no answer from b3\n"
+    finally:
+        b3.unpause()

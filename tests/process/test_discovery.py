@@ -18,6 +18,8 @@ from tests.worlds.certificates import Certificates
 from tests.worlds.namespaces import Hub, Namespace, need_namespaces
 from tests.worlds.processes import SOURCE, wait_until
 
+from postroad.discovery.selection import near_limit_us
+
 READY_S = 60.0
 SITES = ("indiana", "minnesota", "illinois", "florida", "cardiff")
 LOSS = 0.05  # of packets
@@ -131,7 +133,7 @@ def names(answer: Any) -> list[str]:
 
 
 def test_a_discovery_node_knows_a_broker_and_the_network_spreads_requests(run: Run, space: Namespace) -> None:
-    """Spec V1, V2, V4 to V7; paper 9, linear topology: one broker is registered, all are found."""
+    """V6: Spec V1, V2, V4 to V7; paper 9, linear topology: one broker is registered, all are found."""
     _, bdn = run.start(space, "bdn", "bdn", "--listen", "127.0.0.1:0")
     _, first = run.broker(space, "b1", "--bdn", bdn)
     _, second = run.broker(space, "b2", "--link", first)
@@ -214,7 +216,10 @@ def test_where_there_is_nobody_a_search_ends_in_time_and_says_what_to_do(run: Ru
 
 
 def test_the_brokers_of_last_time_are_asked_where_nobody_else_is(run: Run, space: Namespace) -> None:
-    """Paper 7: every node keeps its last target set, a client in its state, a broker in its data folder."""
+    """V8.
+
+    Paper 7: every node keeps its last target set, a client in its state, a broker in its data folder.
+    """
     config = run.folder / "broker.toml"
     config.write_text("[discovery]\nmulticast = false\n")
     node, bdn = run.start(space, "bdn", "bdn", "--listen", "127.0.0.1:0")
@@ -362,7 +367,7 @@ def test_a_client_moves_when_its_broker_dies_or_drains_and_all_that_it_reads_goe
 
         def moved() -> dict[str, bool]:
             listed = run.command(space, "subs", "--json", "--broker", addresses[first]).stdout.splitlines()
-            return {row["name"]: row["moved"] for row in map(json.loads, listed)}
+            return {row["name"]: row["moved"] for row in map(json.loads, listed) if row["broker"] == first}
 
         expected = {"auto": True, "manual": True, "keeper": True, "left": False}
         wait_until(lambda: moved() == expected, "it knows that they moved")
@@ -432,7 +437,7 @@ def test_with_certificates_only_who_has_one_finds_anybody(run: Run, space: Names
 def test_a_broker_that_is_announced_by_mdns_is_found_where_nobody_else_answers(
     run: Run, space: Namespace
 ) -> None:
-    """DNS-SD: `_postroad._tcp.local.`; the broker takes no part in our own multicast group."""
+    """V8: DNS-SD: `_postroad._tcp.local.`; the broker takes no part in our own multicast group."""
     config = run.folder / "broker.toml"
     config.write_text("[discovery]\nmulticast = false\nmdns = true\n")
     run.broker(space, "b1", "--config", str(config))
@@ -452,7 +457,7 @@ SLOW = pytest.mark.soak  # six processes each
     "shape", [pytest.param("unconnected", marks=SLOW), "star", pytest.param("linear", marks=SLOW)]
 )
 def test_the_nearest_of_five_brokers_is_chosen_over_wide_area_delays(run: Run, shape: str) -> None:
-    """Paper 9: five sites; in the linear topology one broker is registered. One packet of 20 is lost."""
+    """V7: Paper 9: five sites; in the linear topology one broker is registered. One packet of 20 is lost."""
     need_namespaces()
     token = ("--token", "s3cret")
     hub = Hub([*SITES, "bdn", "client"])
@@ -468,18 +473,22 @@ def test_the_nearest_of_five_brokers_is_chosen_over_wide_area_delays(run: Run, s
             words += [*token, "--link-token", "l1nk"]
             run.broker(hub.sites[site], site, "--listen", f"{hub.hosts[site]}:7420", *words)
         asked = ("discover", "--json", "--interface", hub.hosts["client"], "--bdn", node, *token)
-        answer: Any = {}
 
-        def complete() -> bool:
-            answer.update(run.ask(hub.sites["client"], *asked))
-            return names(answer) == sorted(SITES)
+        # A busy machine adds milliseconds to some pings, so one search may take the second nearest. It must
+        # still be the nearest of what that search measured.
+        def chose_the_nearest() -> bool:
+            answer: Any = run.ask(hub.sites["client"], *asked)
+            if names(answer) != sorted(SITES):
+                return False
+            rows = {row["broker"]: row for row in answer["responses"]}
+            pings_us = {name: round(row["ping_ms"] * 1000) for name, row in rows.items() if row["ping_ms"]}
+            assert all(ping_us >= 2000 * DISTANT[name] for name, ping_us in pings_us.items()), answer
+            assert pings_us[answer["chosen"]] <= near_limit_us(min(pings_us.values())), answer
+            return bool(
+                answer["chosen"] == "indiana" and rows["cardiff"]["delay_ms"] > rows["indiana"]["delay_ms"]
+            )
 
-        wait_until(complete, "all five", 30)
-        assert answer["chosen"] == "indiana"
-        pings = {row["broker"]: row["ping_ms"] for row in answer["responses"] if row["ping_ms"] is not None}
-        assert pings["indiana"] >= 10.0
-        delays = {row["broker"]: row["delay_ms"] for row in answer["responses"]}
-        assert delays["cardiff"] > delays["indiana"]
+        wait_until(chose_the_nearest, "indiana is chosen of all five", 30)
     finally:
         run.end()
         hub.close()

@@ -214,6 +214,9 @@ def test_too_many_connections_are_told_so() -> None:
         core = StandIn()
         async with serving(core, max_connections=2) as (_, host, port):
             kept = [await asyncio.open_connection(host, port) for _ in range(2)]
+            for _, one in kept:
+                one.write(PING)
+            await core.saw(Received, 2)
             reader, writer = await asyncio.open_connection(host, port)
             (refuse,) = await frames_until_end(reader)
             assert (refuse.code, refuse.reason) == ("unavailable", "this broker serves at most 2 connections")
@@ -223,6 +226,23 @@ def test_too_many_connections_are_told_so() -> None:
             _, again = await asyncio.open_connection(host, port)
             await core.saw(Opened, 3)
             for one in (again, kept[1][1]):
+                one.close()
+
+    run(test())
+
+
+def test_who_says_nothing_makes_room() -> None:
+    async def test() -> None:
+        core = StandIn()
+        async with serving(core, max_connections=2) as (_, host, port):
+            silent, closed = await asyncio.open_connection(host, port)
+            _, heard = await asyncio.open_connection(host, port)
+            heard.write(PING)
+            await core.saw(Received)
+            _, third = await asyncio.open_connection(host, port)
+            await core.saw(Opened, 3)
+            assert await silent.read() == b""
+            for one in (closed, heard, third):
                 one.close()
 
     run(test())

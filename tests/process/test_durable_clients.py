@@ -175,7 +175,10 @@ def test_a_handler_that_never_waits_and_dies_gets_the_last_milliseconds_again(br
 
 
 def test_kill_9_of_the_command_repeats_the_last_lines(brokers: Any, tmp_path: Path) -> None:
-    """What is acknowledged was written before; what was written is acknowledged some milliseconds later."""
+    """D11.
+
+    What is acknowledged was written before; what was written is acknowledged some milliseconds later.
+    """
     (one,) = brokers.line(1)
     command = ("sub", "t", "--durable", "s")
     cli(one.address, *command, "--timeout", "0.1")
@@ -274,6 +277,7 @@ def test_the_command_line_begins_in_the_past_and_looks_without_taking(brokers: A
 
 
 def test_wrong_tokens_names_and_selectors_are_clear_errors(brokers: Any) -> None:
+    """D3."""
     (one,) = brokers.line(1)
 
     async def work() -> None:
@@ -509,14 +513,17 @@ def test_shared_from_the_command_line(brokers: Any) -> None:
     assert cli(one.address, *shared, "2").stdout == "t  0  k=1\nt  1  k=1\n"
     assert cli(one.address, *shared, "4").stdout.split("\n")[0] == "t  2  k=1"
     shown = cli(one.address, "subs", "g").stdout
-    assert "g  t  away" in shown
-    assert "shared by key k: 0 events wait, 0 are with consumers, 4 were given to another" in shown
+    assert "g  t  at b1  away" in shown
+    assert (
+        "shared by key k: 0 events wait, 0 with consumers, 4 given to another, 0 rejected, 0 dead letters"
+        in shown
+    )
 
 
 def test_a_publisher_stays_in_order_across_restarts_with_several_pubends(
     brokers: Any, tmp_path: Path
 ) -> None:
-    """docs/client.md: also with `pubends = 4`, where the broker gives it another number at each start."""
+    """docs/reference/client.md: also with `pubends = 4`: the broker gives it another number at each start."""
 
     async def test() -> None:
         b1 = brokers.start("b1", extra=configured(tmp_path, "[durable]\npubends = 4\n"))

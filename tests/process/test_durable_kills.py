@@ -179,6 +179,7 @@ async def nobody_lags(address: str, names: tuple[str, ...]) -> None:
 def test_kill_9_each_role_in_turn_under_load(
     brokers: Brokers, subscribers: list[Subscriber], tmp_path: Path
 ) -> None:
+    """D3, D12."""
     publishing, middle, hosting = brokers.line(3)
     run(reachable(hosting.address, 3))
     own = OwnToken(OWN_TOKEN, hosting.address, str(tmp_path / "own"))

@@ -64,6 +64,7 @@ def reported(history: list[postroad.Event], name: str) -> list[tuple[int, int, b
 
 
 def test_a_durable_subscriber_gets_the_whole_history_over_kill_9(brokers: Brokers, tmp_path: Path) -> None:
+    """P4."""
     config = tmp_path / "postroad.toml"
     config.write_text(PERSIST)
     extra = ("--config", str(config))

@@ -89,7 +89,7 @@ def test_a_rate_is_measured_with_and_without_disconnections() -> None:
 
 
 def test_filtering_records_are_far_smaller_than_the_events(tmp_path: Path) -> None:
-    """D13: 25 times less data is the bar; how much faster it is depends on the machine."""
+    """D6, D13: 25 times less data is the bar; how much faster it is depends on the machine."""
     measured, paper = durable_pfs.run(2.0, tmp_path, silent)
     assert measured["batch_1.times_less_data"] > paper["batch_1.times_less_data"]
     assert measured["batch_8.times_less_data"] > paper["batch_1.times_less_data"]

@@ -8,6 +8,7 @@ from postroad.lab.tracking_table2 import LATENCY_RATE, TABLE, measured_latency
 
 
 def test_a_row_is_measured_beside_a_broker_without_tracking(tmp_path: Path) -> None:
+    """T13."""
     figures = measured_latency(TABLE[4], 2.0, tmp_path)
     assert figures["lost"] == 0
     assert 0 < figures["p50_us"] <= figures["p99_us"]

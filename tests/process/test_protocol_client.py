@@ -1,4 +1,4 @@
-"""A client, and a small broker, written from docs/protocol.md alone, against a real broker process.
+"""A client, and a small broker, written from docs/reference/protocol.md alone, against a real broker process.
 
 Nothing here imports postroad: if the document is wrong or leaves something out, these tests cannot pass.
 """
@@ -578,7 +578,7 @@ class Peer(Connection):
 
 
 def test_a_broker_from_the_document(broker: BrokerProcess, opened: list[Connection]) -> None:
-    """Link, flood interest, attach, be fed what is wanted, ask again, feed a stream of one's own."""
+    """D2: Link, flood interest, attach, be fed what is wanted, ask again, feed a stream of one's own."""
     client = Client(broker.address)
     opened.append(client)
     peer = Peer(broker.address)

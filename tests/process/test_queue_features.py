@@ -224,9 +224,49 @@ def test_access_rules_and_the_owner_of_a_name(brokers: Brokers, tmp_path: Path) 
             assert (await root.receive("stock"))[1].code == ""
             assert await mallory.source("m").send("vault", b"x") == "denied"
             assert await mallory.source("m").send("stock", b"x") == "kept"
+            mixed = mallory.source("m")
+            inboxes = ("stock", "vault", "stock", "shelf")
+            sent = await mallory.send_all(
+                mixed, *[mixed.posting(inbox, b"x", ordered=False) for inbox in inboxes], form="recoverable"
+            )
+            assert sent == ["kept", "denied", "kept", "kept"], "each on its own"
             assert await mallory.request("queues.dead", inbox="stock") == "denied"
             assert await mallory.request("queues.found") == "denied"
             assert await root.request("queues.found") == {"arcs": 0}
+
+    run(test())
+
+
+def test_a_principal_has_so_many_bytes_and_names_of_inboxes_and_is_told_the_figure(
+    brokers: Brokers, tmp_path: Path
+) -> None:
+    tokens = {name: secrets.token_hex(8) for name in ("alice", "bob")}
+    lines = [f'{name} = "{hash_token(token)}"' for name, token in tokens.items()]
+    text = "[auth.tokens]\n" + "\n".join(lines) + "\n[quotas]\nstored_bytes = 10_000\nnames = 3\n"
+    broker = brokers.start("b1", extra=configured(tmp_path, text))
+
+    async def test() -> None:
+        async with (
+            queue_client(broker.address, tokens["alice"]) as alice,
+            queue_client(broker.address, tokens["bob"]) as bob,
+        ):
+            shop = alice.source("shop")
+            sent = [await shop.send("stock", bytes(3_000)) for _ in range(3)]
+            assert sent == ["kept", "kept", "kept"]
+            refused = await shop.post(shop.posting("stock", bytes(3_000)))
+            assert refused.code == "too-large"
+            assert refused.reason == "alice has 9768 bytes in queues here, at most 10000 are allowed"
+            assert await bob.source("till").send("stock", bytes(3_000)) == "kept", "nobody else is hurt"
+            number, joined = await bob.receive("stock")
+            assert joined.code == ""
+            assert len(await accept_all(bob, number, 4)) == 4
+            assert await alice.source("shop").send("stock", bytes(3_000)) == "kept", "once there is room"
+            assert [(await alice.receive(f"mine{number}"))[1].code for number in range(3)] == ["", "", ""]
+            _, fourth = await alice.receive("mine3")
+            assert fourth.code == "too-large"
+            assert "alice has 3 names of inboxes here, at most 3 are allowed" in fourth.reason
+            assert await alice.source("shop").send("new", b"x") == "too-large"
+            assert await bob.source("till").send("new", b"x") == "kept"
 
     run(test())
 

@@ -29,7 +29,7 @@ def steps(trail: dict[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def test_a_trace_names_the_way_of_a_queue_message_and_who_accepted_it(brokers: Brokers) -> None:
-    """Sent at one broker, kept by a second, accepted at a third; then the second one is killed."""
+    """T4: Sent at one broker, kept by a second, accepted at a third; then the second one is killed."""
     first = brokers.start("b1")
     second = brokers.start("b2", first.address)
     network = {one.name: one for one in (first, second, brokers.start("b3", first.address, second.address))}

@@ -29,6 +29,7 @@ TOKEN = "s3cret"  # where brokers listen on other addresses than loopback
 
 
 def test_what_is_sent_through_any_broker_is_received_through_any_other(brokers: Brokers) -> None:
+    """Q2."""
     network = mesh(brokers, 3)
 
     async def test() -> None:
@@ -249,6 +250,7 @@ def test_the_smaller_side_of_a_cut_refuses_and_the_larger_one_goes_on(
 
 
 def test_all_brokers_are_killed_at_once_and_what_was_kept_is_there_again(brokers: Brokers) -> None:
+    """Q5."""
     network = mesh(brokers, 3)
 
     async def test() -> None:
@@ -272,7 +274,7 @@ def test_all_brokers_are_killed_at_once_and_what_was_kept_is_there_again(brokers
 
 
 def test_a_broker_that_falls_silent_is_replaced_and_finds_out_when_it_wakes(brokers: Brokers) -> None:
-    """SIGSTOP: its connections stay open, so heartbeats tell."""
+    """Q10: SIGSTOP: its connections stay open, so heartbeats tell."""
     network = mesh(brokers, 4)
 
     async def test() -> None:
@@ -412,7 +414,9 @@ def body(number: int) -> bytes:
 
 
 def test_an_inbox_of_many_times_the_memory_outlives_its_brokers(brokers: Brokers) -> None:
-    """50 MB for an absent receiver at brokers with room for 2 MiB: they do not grow with it. The responsible
+    """Q5.
+
+    50 MB for an absent receiver at brokers with room for 2 MiB: they do not grow with it. The responsible
     one is killed and gets a copy when it is back; the next one is killed in the midst of delivery. All comes
     once and in order."""
     network = mesh(brokers, 3, extra=configured(brokers.folder, LITTLE_MEMORY))

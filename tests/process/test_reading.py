@@ -75,7 +75,7 @@ def test_a_reader_goes_on_after_its_broker_came_back(brokers: Any, tmp_path: Pat
 
 
 def test_a_range_of_a_broker_that_is_gone_is_unavailable(brokers: Any, tmp_path: Path) -> None:
-    """Nobody waits for ever; what can be read is read, and what is missing when it is back."""
+    """P1: Nobody waits for ever; what can be read is read, and what is missing when it is back."""
     extra = configured(tmp_path, '[durable]\nkeep = "1 h"\n')
     b1 = brokers.start("b1", extra=extra)
     b2 = brokers.start("b2", b1.address, extra=extra, program=IMPATIENT)

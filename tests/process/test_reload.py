@@ -74,6 +74,40 @@ def test_rules_and_tokens_are_reloaded(brokers: Any, tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_file_that_is_half_written_opens_no_door(brokers: Any, tmp_path: Path) -> None:
+    """Wherever it ends, nobody may do what was denied before; the whole file counts once it is there."""
+
+    async def test() -> None:
+        file = tmp_path / "b.toml"
+        rules = (
+            ALLOW
+            + '[[auth.rules]]\nprincipal = "alice"\nallow = true\naction = "subscribe"\ntopic = "open/#"\n'
+            + '[[auth.rules]]\nprincipal = "bob"\nallow = true\naction = "subscribe"\ntopic = "bob/#"\n'
+        )
+        whole = configuration({"alice": "a1", "bob": "b1"}, rules)
+        file.write_text(whole)
+        b1 = brokers.start("b1", extra=("--config", str(file)))
+        lines = whole.splitlines(keepends=True)
+        for count in range(len(lines)):
+            for text in (whole, "".join(lines[:count])):
+                file.write_text(text)
+                hang_up(b1)
+            for token in ("a1", "b1"):
+                with pytest.raises(postroad.DeniedError):
+                    async with postroad.connect(b1.address, token=token) as client:
+                        await client.subscribe("secret/#")
+        log = b1.log.read_text()
+        assert "no token is left" in log
+        assert "no rule about 'subscribe' is left" in log
+        assert "the last rule about 'subscribe' lost its topic" in log
+        file.write_text(whole.replace("bob/#", "secret/#"))
+        hang_up(b1)
+        async with postroad.connect(b1.address, token="b1") as bob, bob.subscribe("secret/#"):
+            pass
+
+    run(test())
+
+
 def test_what_cannot_be_reloaded_is_said_and_nothing_ends_the_broker(brokers: Any, tmp_path: Path) -> None:
     file = tmp_path / "b.toml"
     file.write_text(configuration({"alice": "a1"}))

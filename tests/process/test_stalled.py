@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,26 @@ def test_frames_that_never_come_whole_count_too(brokers: Any, tmp_path: Path) ->
                 assert b1.resident_bytes - before < TOTAL_BYTES + SLACK_BYTES
 
     run(test())
+
+
+def test_many_that_hold_a_little_are_within_the_bound(brokers: Any, tmp_path: Path) -> None:
+    """Parts of frames, each far too small to be noticed alone, of clients and of strangers."""
+    config = tmp_path / "small.toml"
+    config.write_text(f"[delivery]\ntotal_bytes = {TOTAL_BYTES}\n")
+    b1 = brokers.start("b1", extra=("--config", str(config)))
+    host, port = b1.address.rsplit(":", 1)
+    part = (900_000).to_bytes(4, "little") + bytes([Kind.PUBLISH]) + bytes(199_995)
+    hello = (60_000).to_bytes(4, "little") + bytes([Kind.HELLO]) + bytes(59_000)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(RawClient(b1.address))
+        before = b1.resident_bytes
+        for _ in range(400):
+            stack.enter_context(RawClient(b1.address)).send_some(part)
+        for _ in range(400):
+            stranger = stack.enter_context(socket.create_connection((host, int(port))))
+            with contextlib.suppress(OSError):
+                stranger.sendall(hello)
+        honest = stack.enter_context(RawClient(b1.address))
+        honest.subscribe("still/here")
+        assert b1.resident_bytes - before < TOTAL_BYTES + SLACK_BYTES
+    assert "holds most of the" in b1.log.read_text()

@@ -52,6 +52,7 @@ def read_up_to(address: str, last: str) -> tuple[list[str], list[postroad.Gap]]:
 @pytest.mark.parametrize("end", ["stop", "kill -9"])
 @pytest.mark.parametrize("harm", ["cut", "removed"])
 def test_the_end_of_the_log_is_gone(brokers: Any, harm: str, end: str) -> None:
+    """D12."""
     broker = brokers.start("b1")
     with postroad.sync.connect(broker.address) as client:
         client.subscribe("t", durable="s").close()
@@ -197,7 +198,7 @@ def test_a_hosting_broker_restored_from_a_backup_is_heard(
 
 
 def test_damaged_rows_lose_nothing_and_where_the_copy_is_damaged_too_it_is_one_line(brokers: Any) -> None:
-    """One bit of `durable.delivered` ended a broker at every start, one of a released tick lost all."""
+    """D12: One bit of `durable.delivered` ended a broker at every start, one of a released tick lost all."""
     broker = brokers.start("b1")
     with postroad.sync.connect(broker.address) as client:
         client.subscribe("t", durable="s", ack="manual").close()
@@ -233,6 +234,7 @@ def damage_every_table(path: Path) -> dict[str, bytes]:
 
 
 def test_a_damaged_last_record_is_one_gap_however_often_the_broker_starts(brokers: Any) -> None:
+    """D12."""
     broker = brokers.start("b1")
     with postroad.sync.connect(broker.address) as client:
         for name in ("s", "later"):
@@ -278,7 +280,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_no_dead_end(small_disk: Path, until: Callable[..., None]) -> None:
-    """Kill -9 and a start on it, then what was acknowledged is read, acknowledged and gives its room back."""
+    """D12.
+
+    Kill -9 and a start on it, then what was acknowledged is read, acknowledged and gives its room back.
+    """
     brokers = Brokers(small_disk)
     try:
         broker = brokers.start("b1")
@@ -316,7 +321,7 @@ def test_a_full_disk_is_no_dead_end(small_disk: Path, until: Callable[..., None]
 def test_what_is_not_tracked_on_a_full_disk_is_said_after_kill_9(
     small_disk: Path, tmp_path: Path, until: Callable[..., None]
 ) -> None:
-    """T9: also who got an event long after its time, for which nothing but the spared room was left."""
+    """T3, T9: also who got an event long after its time, for which nothing but the spared room was left."""
     brokers = Brokers(small_disk)
     try:
         broker = brokers.start("b1", extra=configured(tmp_path, '[tracking]\npersist = "500 ms"\n'))
@@ -415,7 +420,7 @@ async def _refused_unheard(broker: Any, disk: Path) -> list[str]:
 
 
 def test_a_refusal_that_was_lost_with_its_connection_is_no_receipt(small_disk: Path) -> None:
-    """What is sent again is logged, or refused again; not taken for a repetition."""
+    """D1: What is sent again is logged, or refused again; not taken for a repetition."""
     brokers = Brokers(small_disk)
     try:
         broker = brokers.start("b1")

@@ -57,6 +57,7 @@ def check(trail: Any, brokers: list[str]) -> None:
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_a_trace_names_origin_route_and_receivers_from_any_broker(brokers: Brokers, strategy: str) -> None:
+    """T4, T11."""
     extra = ("--tracking", strategy)
     first = brokers.start("b1", extra=extra)
     second = brokers.start("b2", first.address, extra=extra)
@@ -98,6 +99,7 @@ def test_both_optimisations_are_configuration(brokers: Brokers, tmp_path: Path, 
 
 
 def test_the_path_survives_a_clean_restart_of_every_broker(brokers: Brokers) -> None:
+    """T3."""
     line = brokers.line(3)
 
     async def before() -> list[MessageId]:
@@ -420,6 +422,7 @@ def test_a_trace_goes_on_behind_a_broker_that_was_killed_before_it_stored(broker
 
 
 def test_brokers_of_one_name_are_told_apart(brokers: Brokers, tmp_path: Path) -> None:
+    """T12."""
     others = Brokers(tmp_path / "other")
     others.folder.mkdir()
     try:

@@ -82,7 +82,9 @@ def test_a_storm_under_a_partition_is_bounded() -> None:
 
 @pytest.mark.parametrize("seed", [6])
 def test_caches_come_and_go(seed: int) -> None:
-    """The paper's way (B3 to B8): whoever is there repairs. A publisher that starts anew, caches that end and
+    """B10.
+
+    The paper's way (B3 to B8): whoever is there repairs. A publisher that starts anew, caches that end and
     others that begin: nothing comes twice, and what is missing is at most not found out."""
     stage = Stage(seed)
     settings = settings_for("records", "eu")
@@ -120,8 +122,11 @@ def _hold(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_must_hold_holds_in_random_worlds(seed: int) -> None:
-    """Bursts of loss, cut links, caches that come and go, publishers that start anew: nothing comes twice or
-    unasked, order is kept where it is asked for, and a loss that was not repaired is in exactly one Gap."""
+    """B4, B7.
+
+    Bursts of loss, cut links, caches that come and go, publishers that start anew, subscriptions that
+    begin anywhere: nothing comes twice or unasked, order is kept where it is asked for, and what was lost
+    after `subscribed` and not repaired is in exactly one Gap."""
     _hold(seed)
 
 

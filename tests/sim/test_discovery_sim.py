@@ -75,6 +75,7 @@ def is_good(world: DiscoveryWorld, requester: Requester) -> bool:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_nearest_of_a_network_is_chosen_by_what_one_discovery_node_starts(seed: int) -> None:
+    """V5, V7."""
     world = network(seed)
     for number in range(5):
         requester = world.requester(f"s{seed}c{number}", nodes=list(world.nodes))
@@ -89,7 +90,7 @@ def test_the_nearest_of_a_network_is_chosen_by_what_one_discovery_node_starts(se
     "lose", [pytest.param(0.1, marks=pytest.mark.soak), pytest.param(0.2, marks=pytest.mark.soak), 0.3]
 )
 def test_loss_of_any_datagram_is_survived(lose: float) -> None:
-    """Paper 7: requests, responses, advertisements, pings. Nearly always the best is still found."""
+    """V4: Paper 7: requests, responses, advertisements, pings. Nearly always the best is still found."""
     good = total = 0
     for seed in range(4):
         world = network(seed, nodes=2, lose=lose)
@@ -103,7 +104,7 @@ def test_loss_of_any_datagram_is_survived(lose: float) -> None:
 
 
 def test_unconnected_brokers_are_all_asked_by_the_discovery_node() -> None:
-    """Paper 9, figure 1: the node must distribute the request to each."""
+    """V5: Paper 9, figure 1: the node must distribute the request to each."""
     world = network(1, brokers=5, linked=False)
     requester = world.requester("c", nodes=list(world.nodes))
     world.finish(requester)
@@ -114,6 +115,7 @@ def test_unconnected_brokers_are_all_asked_by_the_discovery_node() -> None:
 
 
 def test_a_dead_discovery_node_and_dead_brokers_are_passed_over() -> None:
+    """V1."""
     world = network(2, nodes=2)
     world.nodes["s2n0"].crash(silently=True, style=CrashStyle())
     for name in ("s2b5", "s2b6", "s2b7"):
@@ -163,6 +165,7 @@ def test_by_multicast_a_search_takes_a_cookie_a_response_and_a_ping(linked: bool
 
 
 def test_every_search_ends_within_its_timeout_also_where_nobody_answers() -> None:
+    """V4."""
     world = network(4)
     for name in world.brokers:
         world.network.block("c", name, world.world.now_us + 100 * SECOND_US)
@@ -205,7 +208,7 @@ def links_of(world: DiscoveryWorld, name: str) -> list[dict[str, object]]:
 def test_a_crowd_that_arrives_at_once_spreads_over_equally_near_brokers(
     crowd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Usage lags: were all to take the least busy one, it would be the busiest.
+    """V7: Usage lags: were all to take the least busy one, it would be the busiest.
 
     At first the crowd asks twice what a node answers in a second. A smaller crowd meets smaller limits."""
     for limit in ("ASKING_A_SECOND", "PINGS_A_SECOND"):
@@ -295,7 +298,7 @@ class Attacker:
 
 
 def test_a_forged_address_is_sent_a_cookie_no_longer_than_the_request_and_nothing_else() -> None:
-    """No amplifier: nobody is answered who has not shown that it receives at its address."""
+    """V6: No amplifier: nobody is answered who has not shown that it receives at its address."""
     world = network(7)
     victim, attacker = Attacker(world, "victim"), Attacker(world, "attacker")
     request = padded(Request(uuid=bytes(16), attempt=1, sent_us=0), MIN_REQUEST_BYTES)
@@ -327,7 +330,7 @@ def test_a_forged_address_is_sent_a_cookie_no_longer_than_the_request_and_nothin
 
 
 def test_a_replayed_request_is_answered_neither_twice_nor_to_another_address() -> None:
-    """Paper 4: repetitions of a request cost nothing; a cookie serves one address."""
+    """V4: Paper 4: repetitions of a request cost nothing; a cookie serves one address."""
     world = network(8)
     attacker = Attacker(world, "attacker")
     requester = world.requester("c", nodes=["s8n0"])
@@ -378,14 +381,17 @@ def campaign(lose: float, seed: int) -> Iterator[bool]:
 
 
 def test_searches_end_well_while_datagrams_are_lost_forged_and_replayed() -> None:
-    """A part of the campaign below."""
+    """V4: A part of the campaign below."""
     assert sum(campaign(0.2, 99)) >= 9
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("lose", [0.0, 0.1, 0.2, 0.3])
 def test_a_campaign_of_loss_death_partitions_forgery_and_replay(lose: float) -> None:
-    """Every search ends in time, with a choice. Nearly always it is the best broker, or within 10% of it."""
+    """V4.
+
+    Every search ends in time, with a choice. Nearly always it is the best broker, or within 10% of it.
+    """
     good = [is_best for seed in range(100, 112) for is_best in campaign(lose, seed)]
     print(f"loss {lose}: {sum(good)} of {len(good)} good")  # noqa: T201
     assert sum(good) >= len(good) * 0.97, f"{sum(good)} of {len(good)}"

@@ -51,6 +51,7 @@ STREAM = LogStream(StreamKind.EVENTS, PUBEND)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_rule_holds(seed: int) -> None:
+    """D1, D5, D12."""
     outcome = Scenario(seed=seed, minutes=1.6, durable=True).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert outcome.kind == "durable"
@@ -61,6 +62,7 @@ def test_every_rule_holds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_stays_repaired(seed: int) -> None:
+    """D1, D12."""
     outcome = Scenario(seed=seed, minutes=1.6, durable=True, late=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 

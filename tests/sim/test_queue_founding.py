@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.worlds.queue_networks import QueueNetwork
 
-from postroad.units import SECOND_US
+from postroad.units import MILLISECOND_US, SECOND_US
 
 A, B = bytes([1] * 16), bytes([2] * 16)
 
@@ -48,3 +48,18 @@ def test_a_network_that_was_founded_is_not_founded_again_by_a_broker_that_lost_i
     network.start("a")
     network.run(20 * SECOND_US)
     assert network.founders("a") == network.founders("b") == {B}, "though a has the lower id"
+
+
+def test_a_broker_whose_only_link_dies_before_the_ring_knows_it_finds_the_others_all_the_same() -> None:
+    """The overlay has told it of them. Else whoever sends through it would never hear an answer."""
+    network = QueueNetwork({"a": (), "b": ("a",), "c": ("b",)}, arcs=2)
+    network.start("a", "b")
+    network.run(5 * SECOND_US)
+    network.start("c")
+    while len(network.broker("c")._rooms.topology.advertisements()) < 3:
+        network.run(MILLISECOND_US)
+    assert network.broker("c")._rooms.ring.known == []
+    network.crash("b")
+    network.run(10 * SECOND_US)
+    assert network.broker("c")._rooms.ring.known == [A]
+    assert network.founders("c") == {A}

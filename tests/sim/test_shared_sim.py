@@ -60,6 +60,7 @@ def test_every_rule_holds(seed: int) -> None:
     ],
 )
 def test_what_was_found_stays_repaired(seed: int, minutes: float) -> None:
+    """D12."""
     assert holds(Scenario(seed=seed, minutes=minutes, shared=True))
 
 

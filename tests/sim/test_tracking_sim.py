@@ -35,6 +35,7 @@ SEEDS = (
 
 @pytest.mark.parametrize(("seed", "strategy", "routing"), SEEDS)
 def test_traces_are_true_whatever_happens(seed: int, strategy: str, routing: str) -> None:
+    """T4, T6."""
     config = replace(QUICK, strategy=strategy, routing=routing)
     scenario = Scenario(seed=seed, minutes=1.6, tracking=config, durable=False)
     outcome = scenario.run()
@@ -76,7 +77,10 @@ class Watched(Broken):
 
 @pytest.mark.parametrize("strategy", ["exact", "bloom"])
 def test_a_stop_in_good_order_while_the_disk_is_busy(strategy: str) -> None:
-    """Durable events reach the log after tracking has said that it is whole, and are sent seconds later."""
+    """T4.
+
+    Durable events reach the log after tracking has said that it is whole, and are sent seconds later.
+    """
     stops: list[int] = []
 
     def busy(name: str) -> None:

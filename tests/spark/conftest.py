@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.worlds.certificates import Certificates
 from tests.worlds.processes import Brokers
+from tests.worlds.spark_engines import LIGHT
 
 from postroad.spark.session import make_session
 
@@ -22,8 +23,7 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",
             "spark.driver.memory": "1g",
-            # Short jobs: compiling well takes longer than running.
-            "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.defaultJavaOptions": LIGHT,
         },
     )
     yield made

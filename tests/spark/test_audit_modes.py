@@ -104,6 +104,7 @@ def best_effort_lake(lake: Lake) -> None:
 
 
 def test_every_planted_fault_of_queues_and_links_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    """P7."""
     lake = Lake(spark, tmp_path / "lake")
     queue_lake(lake)
     best_effort_lake(lake)
@@ -182,6 +183,7 @@ def test_record_and_cache_are_proposed_from_what_was_lost() -> None:
 
 
 def test_what_cannot_be_read_is_no_report() -> None:
+    """P4."""
     for payload in (b"", b"\xc1", b"\x91\x97\xa4kept\xa1i\xa1s\xa0\x01\xc4\x01a\x00"):
         with pytest.raises(PeerError, match="report of queues"):
             decode_queue_events(payload)

@@ -1,6 +1,6 @@
 """P6: what a trace of few ids reads of a lake of many commits: as landed, z-ordered, compacted.
 
-`pytest -s -m soak tests/spark/test_clustering.py` prints the figures; docs/benchmarks.md has them.
+`pytest -s -m soak tests/spark/test_clustering.py` prints the figures; see docs/explanation/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ KEY = HistoryKey(ROUTING, 1, 2)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_unions_claim_all_that_their_parts_did_and_stay_within_bounds(seed: int) -> None:
+    """P6."""
     random = Random(seed)
     parts: list[tuple[FilterMeta, BloomFilter]] = []
     added: list[tuple[int, bytes]] = []  # time, key

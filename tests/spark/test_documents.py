@@ -1,4 +1,4 @@
-"""The SQL in docs/pipeline.md runs, on a lake that has rows in every table."""
+"""The SQL in docs/reference/pipeline.md runs, on a lake that has rows in every table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tests.worlds.spark_traffic import lake_of as audit_lake
 from postroad.spark.lake.tables import SCHEMAS
 from postroad.tracking.settings import TrackingConfig
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "pipeline.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md"
 
 
 def test_the_examples_run(spark: SparkSession, tmp_path: Path) -> None:
+    """P4."""
     traffic = Traffic(3)
     traffic.plant()
     lake = audit_lake(spark, tmp_path, traffic)

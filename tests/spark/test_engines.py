@@ -40,7 +40,7 @@ ALL = ["mill", "batch", "land", "trace", "compact"]
 def test_the_pipeline_runs_on(
     spark: SparkSession, engine: Cluster | ConnectServer, steps: list[str], brokers: Brokers, tmp_path: Path
 ) -> None:
-    """Source, sink, landing, bulk trace; `--master` and `--remote` of the commands."""
+    """P10: Source, sink, landing, bulk trace; `--master` and `--remote` of the commands."""
     broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
     fill(tmp_path, 2, LINES)
     judge = to_trace(spark, tmp_path)

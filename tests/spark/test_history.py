@@ -313,6 +313,7 @@ def test_sound_bulletins_are_rows_of_their_tables() -> None:
 
 
 def test_brokers_are_named_in_one_line_each() -> None:
+    """P11."""
     wrong = Bulletin(topic=TOPOLOGY, attributes={"broker": "\n\x1b" * 500}, payload=b"")
     _, unread = landed("topology", wrong, wrong)
     (line,) = complaints(Unread(**one) for one in unread)

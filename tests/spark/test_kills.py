@@ -78,6 +78,7 @@ def test_a_driver_killed_in_mid_batch(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.soak
 def test_a_driver_and_a_broker_killed_in_mid_batch(
     spark: SparkSession, brokers: Brokers, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def ticks(lake: Lake) -> list[int]:
 
 
 def test_a_batch_is_added_once_and_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:
+    """P4."""
     lake = Lake(spark, tmp_path / "lake[1]{a,b}*? #ü")  # a pattern of names to Spark
     with pytest.raises(UsageError, match="there is no lake"):
         lake.check()
@@ -157,7 +158,10 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_what_was_decided_is_carried_out_once(tmp_path: Path) -> None:
-    """P4: by the next process, where one was killed before, between or after the commits of its tables."""
+    """P5.
+
+    P4: by the next process, where one was killed before, between or after the commits of its tables.
+    """
     tables = Tables(tmp_path)
     files = {
         "events": write_rows(tables.store, "events", [rows.events([event(0), event(1)])]),
@@ -412,7 +416,7 @@ def test_versions_can_be_read_as_long_as_they_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_store", [False, True])
 def test_a_lake_lies_in_no_table(tmp_path: Path, in_store: bool) -> None:
-    """P11: neither in somebody else's nor in one of a lake: that one's clean-up would remove it."""
+    """P4, P11: neither in somebody else's nor in one of a lake: that one's clean-up would remove it."""
     write_deltalake(str(tmp_path / "theirs"), pa.table({"a": [1]}))
     Tables(tmp_path / "lake").append("events", rows.events([event(0)]))
     there = sorted(tmp_path.rglob("*"))
@@ -566,6 +570,8 @@ def test_what_lands_during_a_compaction_stays(spark: SparkSession, tmp_path: Pat
 
 
 def test_output_is_whole_or_absent(tmp_path: Path) -> None:
+    """P11."""
+
     def fails(path: str) -> None:
         Path(path).mkdir()
         (Path(path) / "half").write_text("x")
@@ -627,6 +633,7 @@ def test_the_lake_knows_how_brokers_read_their_records(spark: SparkSession, tmp_
 
 
 def test_rows_of_delivery_reports() -> None:
+    """P4."""
     ids = [MessageId(1, 2, DAY_MS + number, number) for number in range(3)]
     report = DeliveryReport(1 << 16)
     pubend = pubend_id(7, 0)

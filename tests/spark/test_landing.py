@@ -451,6 +451,7 @@ def test_a_map_that_a_gap_cut_is_none(spark: SparkSession, tmp_path: Path) -> No
 def test_who_is_away_is_asked_for_its_map_when_it_is_back(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """P4."""
     monkeypatch.setattr(landing, "LOOK_AROUND_S", 0.0)
     lake, network = Told(spark, tmp_path), Restating()
     lake.map(1, 50)

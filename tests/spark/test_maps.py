@@ -97,13 +97,14 @@ def test_what_a_broker_forgot_after_it_was_told_is_known_here() -> None:
 
 
 def test_what_a_broker_had_forgotten_before_it_first_told_its_map_is_not() -> None:
+    """P5."""
     told = bulletin(1, [at("start", 50), at("begin", 50), ended(60)], whole=True)
     found = view([*told, *bulletin(2, [at("begin", 70)])])
     assert (found.begins_ms, found.forgot_ms) == (ms(50), ms(50))
 
 
 def test_what_went_on_in_a_map_ends_before_a_later_one_that_lacks_it() -> None:
-    """Its end was not told here, and was forgotten since: nobody stays for ever."""
+    """P5: Its end was not told here, and was forgotten since: nobody stays for ever."""
     told = bulletin(1, [START, CAME, at("attach", 5, kind=NEIGHBOUR, who="7"), ended(15)], whole=True)
     assert named(view(told).subscribers, ms(10_000)) == ["s"]
     told += bulletin(1, [at("start", 90), at("begin", 90), ended(100)], whole=True, boot=2)
@@ -114,6 +115,7 @@ def test_what_went_on_in_a_map_ends_before_a_later_one_that_lacks_it() -> None:
 
 @pytest.mark.parametrize("missing", ["a bulletin", "the last before a start", "what nobody wanted"])
 def test_what_was_forgotten_and_may_not_have_been_told_is_not_landed(missing: str) -> None:
+    """P5."""
     late = at("handled", 30, until_us=BEGAN_US + 40 * SECOND_US, noted_us=BEGAN_US + 120 * SECOND_US)
     told = [*bulletin(1, [START, ended(1)], whole=True), *bulletin(2, [CAME, at("settled", 100)])]
     whole = [at("start", 140, promise=PROMISE), at("begin", 140), late, ended(200)]
@@ -277,6 +279,7 @@ def unlanded_one_by_one(changes: Sequence[Change], gaps: Iterable[tuple[int, int
 @given(seed=st.integers(0, 10**9))
 @settings(max_examples=100, deadline=None)
 def test_all_gaps_at_once_are_each_by_itself(seed: int) -> None:
+    """P5."""
     random = Random(seed)
     maps: list[list[Change]] = [[START]]
     for _ in range(random.randrange(12)):

@@ -64,6 +64,7 @@ def old(spark: SparkSession, tmp_path: Path) -> Path:
 
 
 def test_a_lake_is_brought_over(spark: SparkSession, old: Path) -> None:
+    """P4."""
     lake = Lake(spark, old)
     with pytest.raises(UsageError, match="`postroad pipeline migrate`"):
         lake.files("events")
@@ -91,7 +92,7 @@ def test_a_lake_is_brought_over(spark: SparkSession, old: Path) -> None:
 
 
 def test_a_migration_that_was_interrupted_is_finished(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows come over once, whenever it was killed."""
+    """P4: Rows come over once, whenever it was killed."""
     tables = Tables(old)
     with monkeypatch.context() as patch:
         patch.setattr("postroad.spark.lake.migrate._note_subscriptions", lambda *_: 1 / 0)
@@ -103,7 +104,7 @@ def test_a_migration_that_was_interrupted_is_finished(old: Path, monkeypatch: py
 
 
 def test_what_does_not_tell_how_far_it_was_is_left_alone(old: Path) -> None:
-    """P11."""
+    """P4: P11."""
     file = old / "_landing" / "events" / "checkpoint" / "offsets" / "2"
     file.write_text("v1\n{}\nrubbish")
     with pytest.raises(StorageError, match="does not tell how far landing was"):

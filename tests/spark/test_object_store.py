@@ -55,7 +55,7 @@ def test_a_lake_in_an_object_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Landed, killed in mid-batch, landed, compacted, traced; each row is there once."""
+    """P4: Landed, killed in mid-batch, landed, compacted, traced; each row is there once."""
     for name, value in {**store.environment, "MILL_STORE": store.url}.items():
         monkeypatch.setenv(name, value)
     broker = brokers.start("b1", extra=configured(tmp_path, KEEP))

@@ -79,6 +79,7 @@ def test_bulk_is_live_is_true(
 
 
 def test_a_bulk_trace_shows_where_an_event_was_lost_and_who_got_a_repair() -> None:
+    """T6."""
     world = World(3, TrackingConfig(**FINE), 4, extra=0)
     world.happen(150, faults=False, best_effort=1.0)
     world.stop()
@@ -292,7 +293,7 @@ def test_filters_on_their_side_answer_as_one_by_one(seed: int) -> None:
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_views_answer_as_the_map(seed: int) -> None:
-    """T10: who was there, for every millisecond around every change."""
+    """P5, T10: who was there, for every millisecond around every change."""
     random = Random(seed)
     config = TrackingConfig(skew_us=random.choice((1, 999, 2500)), jitter_us=random.choice((0, 1500)))
     changes: list[Change] = []
@@ -351,6 +352,7 @@ def test_views_answer_as_the_map(seed: int) -> None:
 
 
 def test_brokers_of_the_same_name_are_not_mixed_up() -> None:
+    """T12."""
     world = World(2, TrackingConfig(strategy="exact"), 4, extra=1)
     world.happen(30, faults=False)
     world.stop()

@@ -111,7 +111,7 @@ def test_audit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert answer["totals"]["missing"] == sum(kind == "missing" for kind, _, _ in traffic.planted) > 0
     page = report.read_text()
     assert page.startswith("<!doctype html>")
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 2 * 6, "each figure for a screen and for a telephone"
     assert all(identity in page for _, _, identity in traffic.planted)
     names = [row["subscriber"] for row in answer["subscriptions"]]
     assert all(name in page for name in (*names, "b1", "b4", "99 %"))

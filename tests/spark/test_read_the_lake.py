@@ -57,6 +57,7 @@ def test_an_engine_reads_it(
     name: str,
     block: str,
 ) -> None:
+    """P4."""
     del spark  # the one session there is
     monkeypatch.chdir(tmp_path)
     fill()
@@ -135,7 +136,7 @@ def variant_table(place: Path) -> None:
 @pytest.mark.filterwarnings("default")  # of those engines
 def test_why_attributes_are_no_variant(spark: SparkSession, tmp_path: Path) -> None:
     """P4: Spark reads a value, and DuckDB, Polars and pandas read two fields of bytes. Once one of them does
-    otherwise, docs/pipeline.md is to be thought over."""
+    otherwise, docs/reference/pipeline.md is to be thought over."""
     variant_table(tmp_path / "variant")
     file = spark.read.schema("attributes variant").parquet(str(tmp_path / "variant"))
     assert file.selectExpr("attributes:price::int AS price").collect()[0].price == 5

@@ -80,6 +80,7 @@ def test_a_home_that_cannot_be_written_is_no_hindrance(
 
 
 def test_no_java_at_all_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """P10."""
     old = tmp_path / "java"
     old.write_text('#!/bin/sh\necho "openjdk version \\"11.0.2\\"" >&2\n')
     old.chmod(0o755)

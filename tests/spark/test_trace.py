@@ -121,7 +121,7 @@ def test_ids_from_parquet_and_bad_input(spark: SparkSession, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_what_is_damaged_is_missing_at_its_broker(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
-    """P11: never an answer from bits that do not check, and an answer from all others; compacted, too."""
+    """P5, P11: never an answer from bits that do not check, and an answer from all others; compacted, too."""
     config = TrackingConfig(strategy=strategy, **FINE)
     world = World(3, config, 2, extra=0)
     world.happen(5, faults=False)

@@ -29,6 +29,7 @@ def held(row: dict[str, object]) -> list[bytes]:
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_every_id_is_in_the_row_of_its_home_and_bucket(seed: int) -> None:
+    """P5."""
     random = Random(seed)
     ids = [
         MessageId(random.getrandbits(32), random.choice((1, 7, 2**32 - 1)), random.randrange(2**48), number)

@@ -1,4 +1,4 @@
-"""P2: `postroad.spark.where` and the broker's matcher give the same answers (docs/selectors.md).
+"""P2: `postroad.spark.where` and the broker's matcher give the same answers (docs/reference/selectors.md).
 
 Thousands of random conditions are asked of the same rows in a few Spark jobs, many conditions to a job, and
 compared with the predicate, all three truth values, not only whether an event matches.
@@ -178,13 +178,14 @@ def test_thousands_of_random_conditions(
 
 
 def test_topics(table: DataFrame) -> None:
+    """P2."""
     found = answers(table, [topic_sql(pattern) for pattern in PATTERNS])
     for (topic, _), row in zip(rows(1), found, strict=True):
         assert row == [pattern_matches(pattern, topic) for pattern in PATTERNS], topic
 
 
 def test_whole_selectors(table: DataFrame) -> None:
-    """Topic and condition together, two truth values: what a subscription gets."""
+    """P2: Topic and condition together, two truth values: what a subscription gets."""
     selectors = [
         Selector.parse(pattern, one.where)
         for pattern, one in zip(PATTERNS * 4, Grammar(3).selectors(4 * len(PATTERNS)), strict=True)

@@ -213,8 +213,8 @@ def test_loopback() -> None:
 
 
 def test_the_documented_file_is_valid_and_says_the_defaults() -> None:
-    """docs/configuration.md: every setting is there, with its default where it has one."""
-    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    """docs/reference/configuration.md: every setting is there, with its default where it has one."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     example = tomllib.loads(text.split("```toml\n")[1].split("```")[0])
     example["auth"].pop("token_file")
     node, default = _node(_Table(example, "")), NodeConfig()
@@ -238,8 +238,8 @@ def test_the_documented_file_is_valid_and_says_the_defaults() -> None:
 
 
 def test_every_flag_has_a_key_in_the_document() -> None:
-    """docs/configuration.md: whatever `postroad up` takes as a flag, a file may say."""
-    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    """docs/reference/configuration.md: whatever `postroad up` takes as a flag, a file may say."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     rows = dict(re.findall(r"^\| `(--[a-z-]+).*?\| `([a-z_.]+)", text, re.MULTILINE))
     command = typer.main.get_command(app)
     options = {option for one in getattr(command, "commands")["up"].params for option in one.opts}  # noqa: B009

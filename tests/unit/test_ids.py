@@ -101,6 +101,7 @@ def test_source_overflows_into_the_next_millisecond() -> None:
 
 
 def test_source_never_goes_back_with_the_clock() -> None:
+    """T1."""
     source = IdSource(1, 2)
     ids = [source.next(now) for now in (100, 40, 40, 99, 100, 101)]
     assert ids == sorted(set(ids))

@@ -54,19 +54,23 @@ MAY_IMPORT["sim"] = ROOMS | {"broker", "storage", "client"}
 MAY_IMPORT["spark"] = SEAM | {"selectors", "tracking", "history", "client"}
 MAY_IMPORT["bench"] = SEAM | {"selectors", "tracking", "client", "spark"}
 MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench", "net", "client"}
+MAY_IMPORT["page"] = VOCABULARY | {"events", "links", "config", "net", "discovery", "client"}
 MAY_IMPORT["cli"] = SEAM | {
     "tracking",
     "config",
     "discovery",
+    "storage",
     "net",
     "client",
     "sim",
     "spark",
     "lab",
     "bench",
+    "page",
 }
 MAY_IMPORT["sync"] = {"client"}
-MAY_IMPORT["__init__"] = {"errors", "ids", "events", "client", "sync"}
+MAY_IMPORT["otel"] = {"errors", "events"}
+MAY_IMPORT["__init__"] = {"errors", "ids", "events", "client", "otel", "sync"}
 MAY_IMPORT["__main__"] = {"cli"}
 PURE = {*ROOMS - {"config", "kernel"}, "broker"}
 PURE_FILES = {
@@ -97,7 +101,11 @@ def rooms_imported(path: Path) -> set[str]:
 
 
 FILES = sorted(SOURCE.glob("**/*.py"))
-PURE_FILES |= {str(path.relative_to(SOURCE)) for path in SOURCE.glob("client/repair/*.py")}
+PURE_FILES |= {
+    str(path.relative_to(SOURCE))
+    for pure in ("client/repair", "page/core")
+    for path in SOURCE.glob(f"{pure}/*.py")
+}
 CORES = [p for p in FILES if room_of(p) in PURE or str(p.relative_to(SOURCE)) in PURE_FILES]
 
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: kinds, fields, layout, limits, examples."""
+"""docs/reference/protocol.md says what the code does: kinds, fields, layout, limits, examples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from postroad.units import MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import BATCH_KINDS, CONTROL, DEFAULT_LIMITS, Kind, Limits
 
-TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "protocol.md").read_text()
 Row = dict[str, str]
 
 
@@ -65,7 +65,7 @@ def number(text: str) -> int:
 
 def example(name: str) -> bytes:
     """The bytes of a worked example; the offset in front of every line must be right."""
-    block = re.search(rf"```hex {name}\n(.*?)```", TEXT, re.DOTALL)
+    block = re.search(rf'```hex title="{name}"\n(.*?)```', TEXT, re.DOTALL)
     assert block is not None
     data = b""
     for line in block[1].splitlines():

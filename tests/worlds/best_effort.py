@@ -27,16 +27,18 @@ LOSSY = Quality(latency_us=20 * MILLISECOND_US, jitter_us=5_000, lose=0.03, repe
 
 class Stage:
     """Brokers, each linked to an earlier one, and clients. `parents` are the numbers of those that b2, b3 and
-    so on dial."""
+    so on dial, `skews_us` how far the brokers' clocks are off."""
 
-    def __init__(self, seed: int, parents: tuple[int, ...] = (1, 2)) -> None:
+    def __init__(self, seed: int, parents: tuple[int, ...] = (1, 2), skews_us: tuple[int, ...] = ()) -> None:
         self.world = World(seed)
+        self._skews_us = skews_us or (0,) * (1 + len(parents))
         self.network = Network(self.world)
         self.network.default = LOSSY
         self.got: dict[str, list[bytes]] = {}
         self.heard: dict[str, list[int | Gap]] = {}  # by client, in its order: numbers of events, and gaps
         self.gaps: list[Gap] = []  # of all
         self.gaps_of: dict[str, list[Gap]] = {}
+        self.began_us: dict[str, int] = {}  # by client: when its first subscription was in force
         self.lives: dict[str, Life] = {}
         self.processes = [self._process(number, parent) for number, parent in enumerate((0, *parents), 1)]
         for process in self.processes:
@@ -56,7 +58,7 @@ class Stage:
             draw = self.world.random(process.name).randrange
             return Broker(config, identity, draw=draw, now_us=process.clock.now_us()), boot
 
-        name, clock = f"b{number}", Clock(self.world)
+        name, clock = f"b{number}", Clock(self.world, self._skews_us[number - 1])
         return Process(self.world, self.network, name=name, address=f"{name}:7420", build=build, clock=clock)
 
     def run(self, seconds: float) -> None:
@@ -75,6 +77,8 @@ class Stage:
                 self.gaps.append(effect.gap)
                 self.gaps_of.setdefault(name, []).append(effect.gap)
                 heard.append(effect.gap)
+            elif isinstance(effect, fx.Began):
+                self.began_us.setdefault(name, self.world.now_us)
 
         settings = ClientSettings(addresses=(f"{broker}:7420",), name=name)
         life = self.lives[name] = Life(self.world, self.network, settings, hear)
@@ -84,13 +88,16 @@ class Stage:
 
     def subscribe(self, name: str, broker: str, where: str, settings: RepairSettings | None = None) -> Life:
         life = self.client(name, broker)
-        settings = settings or RepairSettings()
+        self.begin(life, where, settings or RepairSettings())
+        return life
+
+    def begin(self, life: Life, where: str, settings: RepairSettings) -> None:
+        """A subscription of a client that is connected."""
         life.core.effort.choose(replace(settings, order_us=0))
         _, effects = life.core.subscribe(
             Subscribe(number=0, topic="a/#", where=where), repair=settings, now_us=self.world.now_us
         )
         life.perform(effects)
-        return life
 
     def publish(self, life: Life, first: int, count: int) -> None:
         for number in range(first, first + count):
@@ -123,17 +130,20 @@ class Sent:
     publisher: str  # as Gaps name it
     sequence: int  # its own count
     kind: str
+    at_us: int
 
 
 class Campaign:
-    """A world from a seed: bursts of loss, cut links, caches that come and go, publishers that start anew,
+    """A world from a seed: bursts of loss, cut links, clients that lose their connection, clocks that are
+    seconds apart, caches that come and go, publishers that start anew, subscriptions that begin anywhere,
     while events are published; then calm, until all that is missing is repaired or given up."""
 
     def __init__(self, seed: int) -> None:
         chance = self.chance = random.Random(seed)
         brokers = chance.randrange(2, 5)
         self.parents = tuple(chance.randrange(1, number) for number in range(2, brokers + 1))
-        self.stage = Stage(seed, self.parents)
+        skews_us = tuple(chance.randrange(-5, 6) * SECOND_US for _ in range(brokers))
+        self.stage = Stage(seed, self.parents, skews_us)
         self.brokers = [f"b{number}" for number in range(1, brokers + 1)]
         self.way = chance.choice(("summaries", "summaries", "records"))
         self.settings = settings_for(self.way, "")
@@ -142,13 +152,14 @@ class Campaign:
         self.ordered: set[str] = set()  # of these
         self.caches: list[Life] = []
         self.publishers: list[Life] = []
-        self.story: list[str] = [f"{self.way}, links {self.parents}"]
+        self.brokers_of: dict[str, str] = {}  # by client
+        self.story: list[str] = [f"{self.way}, links {self.parents}, clocks {skews_us}"]
         self._clients = 0
 
     def run(self) -> list[str]:
         """What does not hold; nothing if all is well."""
         for _ in range(self.chance.randrange(1, 4)):
-            self._receiver()
+            self._begin(*self._receiver())
         for _ in range(self.chance.randrange(3)):
             self._cache()
         self.publishers = [self._publisher() for _ in range(self.chance.randrange(1, 3))]
@@ -168,16 +179,23 @@ class Campaign:
 
     def _name(self, role: str) -> tuple[str, str]:
         self._clients += 1
-        return f"{role}{self._clients}", self.chance.choice(self.brokers)
+        name, broker = f"{role}{self._clients}", self.chance.choice(self.brokers)
+        self.brokers_of[name] = broker
+        return name, broker
 
-    def _receiver(self) -> None:
+    def _receiver(self) -> tuple[Life, RepairSettings]:
+        """One that is connected, and does not subscribe yet."""
         name, broker = self._name("receiver")
         order_us = self.chance.choice((0, 3 * SECOND_US))
         self.conditions[name] = self.chance.choice(CONDITIONS)
         if order_us:
             self.ordered.add(name)
-        self.stage.subscribe(name, broker, self.conditions[name], replace(self.settings, order_us=order_us))
         self.story.append(f"{name} at {broker} where {self.conditions[name]!r}, order {order_us}")
+        return self.stage.client(name, broker), replace(self.settings, order_us=order_us)
+
+    def _begin(self, life: Life, settings: RepairSettings) -> None:
+        self.stage.begin(life, self.conditions[life.name], settings)
+        self.story.append(f"{self.stage.world.now_us / SECOND_US:.2f} s: {life.name} subscribes")
 
     def _cache(self) -> None:
         name, broker = self._name("cache")
@@ -198,7 +216,8 @@ class Campaign:
     def _episode(self) -> None:
         chance, network = self.chance, self.stage.network
         network.default = LOSSY
-        event = chance.choice(("calm", "burst", "mute", "partition", "caches", "restart"))
+        event = chance.choice(("calm", "burst", "mute", "partition", "reconnect", "caches", "restart"))
+        newcomer = self._receiver() if chance.random() < 0.4 else None
         self.story.append(f"{self.stage.world.now_us / SECOND_US:.1f} s: {event}")
         if event == "burst":
             network.default = replace(LOSSY, lose=chance.uniform(0.2, 0.9))
@@ -209,6 +228,10 @@ class Campaign:
             ends = (f"b{broker}", f"b{self.parents[broker - 2]}")
             network.cut(*ends, (0, 0))
             network.block(*ends, self.stage.world.now_us + chance.randrange(1, 12) * SECOND_US)
+        elif event == "reconnect":
+            name = chance.choice([life.name for life in self.stage.lives.values() if life.alive])
+            cut = network.cut(name, self.brokers_of[name], (0, 0))
+            self.story.append(f"{name} loses {cut} connection")
         elif event == "caches":
             if self.caches and chance.random() < 0.7:
                 self.caches.pop(0).end(silently=chance.random() < 0.5)
@@ -218,7 +241,11 @@ class Campaign:
             at = chance.randrange(len(self.publishers))
             self.publishers[at].end(silently=chance.random() < 0.5)
             self.publishers[at] = self._publisher()
-        for _ in range(round(EPISODE_S / STEP_S)):
+        steps = round(EPISODE_S / STEP_S)
+        begins = chance.randrange(steps)
+        for step in range(steps):
+            if newcomer is not None and step == begins:
+                self._begin(*newcomer)
             for life in self.publishers:
                 if chance.random() < 0.8:
                     self._publish(life, chance.randrange(1, 4))
@@ -230,7 +257,8 @@ class Campaign:
             number, kind = len(self.sent), self.chance.choice("xyz")
             identity = life.core.publish_best_effort("a/b", str(number).encode(), {"kind": kind}, now_us)
             side = effort._publisher()
-            self.sent[number] = Sent(f"{identity[:4].hex()}-{identity[4:8].hex()}", side.sequence, kind)
+            publisher = f"{identity[:4].hex()}-{identity[4:8].hex()}"
+            self.sent[number] = Sent(publisher, side.sequence, kind, now_us)
         life.perform(life.core.flush(now_us))
 
     # -- what must hold
@@ -252,8 +280,11 @@ class Campaign:
         silent = wanted - set(got) - {number for number, its_gaps in gaps_of.items() if its_gaps}
         receiver = self.stage.lives[name].core.effort._repaired[1].receiver
         covered = {publisher: source.covered for publisher, source in receiver._sources.items()}
+        began_us = self.stage.began_us.get(name, self.stage.world.now_us)
         for number in sorted(silent):
             sent = self.sent[number]
+            if sent.at_us < began_us:
+                continue
             if self.way == "summaries" and sent.sequence <= covered.get(_prefix(sent.publisher), 0):
                 faults.append(f"{name} lost {number} in silence ({sent})")
         if self.way == "summaries":

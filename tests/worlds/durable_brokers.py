@@ -168,10 +168,12 @@ class DurableNet(Net):
 
 
 class DurableClient(Client):
-    def durable(self, topic: str, *payloads: str) -> bytes:
+    def durable(self, topic: str, *payloads: str, **attributes: int) -> bytes:
         builder = BatchBuilder()
         for payload in payloads:
-            builder.add(self.ids.next(self.net.now_us // 1000), topic, {}, payload.encode(), DEFAULT_LIMITS)
+            builder.add(
+                self.ids.next(self.net.now_us // 1000), topic, attributes, payload.encode(), DEFAULT_LIMITS
+            )
         self.sequence += 1
         return builder.finish(channel=self.sequence, durable=True)
 

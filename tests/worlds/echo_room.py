@@ -1,6 +1,6 @@
 """The smallest possible room of a broker: it says back what it is told, however that reaches it.
 
-docs/architecture.md shows it as the example of how to add a room.
+docs/explanation/architecture.md shows it as the example of how to add a room.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from postroad.clients import network
 from postroad.durable.subscriber import moving
 from postroad.queues import inbox, messages, talk
 from postroad.ring import pastry
@@ -40,6 +41,8 @@ BODIES: dict[str, tuple[Any, Decode]] = {
     "claims": (moving._Names, of_inquiry(moving._NAMES)),
     "claimed": (moving._AllKnown, of_inquiry(moving._KNOWN)),
     "deleted": (moving._Deleted, of_inquiry(moving._DELETED)),
+    "network": (network._Question, of_inquiry(network._QUESTIONS)),
+    "networked": (network._Answer, of_inquiry(network._ANSWERS)),
     "trace": (TraceQuestion, of_inquiry(desk._QUESTIONS)),
     "traced": (TraceAnswer, of_inquiry(desk._ANSWERS)),
 }

@@ -44,7 +44,7 @@ class LinksAlone:
         return getattr(self.links, name)
 
     def status(self, now_us: int) -> dict[str, Any]:
-        return {key: fact(now_us) for key, fact in self._turns.board.facts.items()}
+        return {key: fact(now_us, None) for key, fact in self._turns.board.facts.items()}
 
     def opened(
         self,

@@ -30,6 +30,7 @@ class QueueClient:
         self.confirmed: asyncio.Queue[frames.Sent] = asyncio.Queue()
         self.ended: asyncio.Queue[frames.Receiving] = asyncio.Queue()
         self.place = b""
+        self._each: asyncio.Queue[frames.Sent] | None = None  # answers to parts of one SEND
         self.reading = asyncio.ensure_future(self._read())
 
     def _put(self, message: Message) -> None:
@@ -63,7 +64,9 @@ class QueueClient:
                     for each in message.messages:
                         self.delivered.put_nowait(each)
             case frames.Sent():
-                if message.state == "delivered":
+                if self._each is not None:
+                    self._each.put_nowait(message)
+                elif message.state == "delivered":
                     self.confirmed.put_nowait(message)
                 else:
                     self._answer(frames.Sent, message.number, message)
@@ -88,6 +91,25 @@ class QueueClient:
         async with asyncio.timeout(PATIENCE_S):
             answer = await future
         return answer
+
+    async def send_all(self, source: Source, *postings: Posting, form: str) -> list[str]:
+        """What each message of one SEND is answered."""
+        self._each, states = asyncio.Queue(), [""] * len(postings)
+        message = frames.Send(
+            number=next(source._numbers),
+            source=source.name,
+            session=source.session,
+            form=form,
+            messages=postings,
+        )
+        self._put(message)
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(states):
+                sent = await self._each.get()
+                for place in sent.places or range(len(postings)):
+                    states[place] = sent.state or sent.code
+        self._each = None
+        return states
 
     async def receive(
         self, inbox: str, *, consumer: bytes | None = None, window: int = 64

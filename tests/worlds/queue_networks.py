@@ -12,6 +12,7 @@ from postroad.sim.machine.network import Network
 from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import Clock, World
 from postroad.sim.queue_scenario import queue_broker
+from postroad.units import MIB
 
 
 def address_of(name: str) -> str:
@@ -21,10 +22,12 @@ def address_of(name: str) -> str:
 class QueueNetwork:
     """`told_of`: names of the brokers that each is told of when it starts. Ids are in the order of names."""
 
-    def __init__(self, told_of: Mapping[str, tuple[str, ...]], *, arcs: int) -> None:
+    def __init__(
+        self, told_of: Mapping[str, tuple[str, ...]], *, arcs: int, memory_bytes: int = 64 * MIB
+    ) -> None:
         self.world = World(1)
         self.network = Network(self.world)
-        self.config = QueueConfig(arcs=arcs, replicas=2, electors=3)
+        self.config = QueueConfig(arcs=arcs, replicas=2, electors=3, memory_bytes=memory_bytes)
         self.told_of = dict(told_of)
         self._boots = dict.fromkeys(told_of, 0)
         self._processes = {name: self._process(name) for name in told_of}

@@ -28,7 +28,9 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
-LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Short jobs: compiling well takes longer than running. What is compiled so has 48 MB if nothing is said, and
+# all tests of a session together fill those.
+LIGHT = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 DEFAULTS = f"""
 spark.sql.shuffle.partitions 2
 spark.default.parallelism 2

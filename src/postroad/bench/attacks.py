@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from postroad.events.batch import BatchBuilder
-from postroad.ids import IdSource
+from postroad.ids import SESSION_BYTES, IdSource
 from postroad.wire import discovery
 from postroad.wire.frames import (
     DEFAULT_LIMITS,
@@ -41,6 +41,7 @@ TOPIC: Final = "attack/a"
 WINDOW: Final = 64 << 20
 PAYLOAD: Final = bytes(100_000)
 CHUNK: Final = 1 << 16
+SESSION: Final = bytes(SESSION_BYTES)
 
 
 class Attacker:
@@ -260,21 +261,32 @@ def halves(place: Place) -> None:
     place.rest()
 
 
+def small_halves(place: Place) -> None:
+    """Each too small to be noticed alone."""
+    beginning = (900_000).to_bytes(4, "little") + bytes([Kind.PUBLISH]) + bytes(200_000)
+    for _ in range(1_500):
+        if not place.going_on:
+            break
+        with contextlib.suppress(OSError):
+            place.client().socket.sendall(beginning)
+    place.rest()
+
+
 def queued(place: Place) -> None:
     client, number = place.client(), 0
     while place.going_on:
         number += 1
         posting = Posting(inbox=f"attack-{number % 5_000}", id=number, payload=bytes(1_000), after=0)
         client.say(
-            Send(number=number, source="attacker", session=bytes(16), form="express", messages=(posting,))
+            Send(number=number, source="attacker", session=SESSION, form="recoverable", messages=(posting,))
         )
 
 
 def receiving(place: Place) -> None:
-    client, number = place.client(), 0
-    while place.going_on and number < 10_000:
-        number += 1
-        client.say(Receive(number=number, inbox=f"attack-{number}", consumer=bytes(16), window=16))
+    for first in range(0, 10_000, 1_000):
+        client = place.client()
+        for number in range(first, first + 1_000):
+            client.say(Receive(number=number, inbox=f"attack-{number}", consumer=SESSION, window=16))
     place.rest()
 
 
@@ -300,20 +312,25 @@ ATTACKS: Final[dict[str, Callable[[Place], None]]] = {
     "10,000 subscriptions to the same, and events": fanned_out,
     "12 consumers that do not read": stalled,
     "60 frames that never come whole": halves,
+    "1,500 small frames that never come whole": small_halves,
     "messages to 5,000 inboxes": queued,
     "consumers at 10,000 inboxes": receiving,
 }
 
 
 def main() -> None:
-    """NAME ADDRESS HTTP TOKEN SECONDS. Where the broker ends a connection, the attack begins anew."""
+    """NAME ADDRESS HTTP TOKEN SECONDS. Where the broker ends a connection, the attack begins anew. At the end
+    it says how often it began."""
     name, address, http, token, seconds = sys.argv[1:]
     place = Place(address, http, token, float(seconds))
+    begun = 0
     while place.going_on:
+        begun += 1
         try:
             ATTACKS[name](place)
         except OSError:
             time.sleep(0.05)
+    sys.stdout.write(f"{begun}\n")
 
 
 if __name__ == "__main__":

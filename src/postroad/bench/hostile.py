@@ -144,9 +144,14 @@ async def _measure(
         honest.phase = "during"
         arguments = [name, address, http, TOKENS["attacker"], str(seconds)]
         attack = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "postroad.bench.attacks", *arguments, start_new_session=True
+            sys.executable,
+            "-m",
+            "postroad.bench.attacks",
+            *arguments,
+            start_new_session=True,
+            stdout=asyncio.subprocess.PIPE,
         )
-        ended = asyncio.ensure_future(attack.wait())
+        ended = asyncio.ensure_future(attack.communicate())
         try:
             memory["during"] = 0
             while not ended.done():
@@ -156,6 +161,7 @@ async def _measure(
             if not ended.done():
                 attack.kill()
             await ended
+        said, _ = ended.result()
         if attack.returncode:
             raise BugError(f"the attack {name!r} ended with code {attack.returncode}: it shows nothing")
         await asyncio.sleep(SETTLE_S)
@@ -174,6 +180,7 @@ async def _measure(
     for phase in PHASES:
         figures |= honest.p99_us(phase)
     figures |= {f"memory_{phase}": float(size) for phase, size in memory.items()}
+    figures["begun"] = int(said)  # often: the broker ends the attacker's connections
     figures["lost"] = honest.lost()
     figures["met"] = _meets_aims(figures)
     return figures

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -54,6 +55,7 @@ from postroad.wire.datagrams import (
 from postroad.wire.frames import Kind, Rejected, encode
 
 MAX_HOPS: Final = 64  # between brokers, where views of the graph differ for a moment
+MAX_NAMED: Final = 100  # peers in the status
 MAX_REFUSED: Final = 256  # events that one REJECTED names
 COUNTERS: Final = (
     "best_effort_published_total",
@@ -111,7 +113,7 @@ class Forwarding:
         board.datagram(BEST_EFFORT, self._on_events)
         board.datagram(GREETING, self._on_greeting)
         board.metrics(self.metrics)
-        board.status("best_effort", self._status)
+        board.status_for("best_effort", self._status)
 
     # ---- peers
 
@@ -138,9 +140,12 @@ class Forwarding:
     # ---- datagrams
 
     def _opened(self, turn: Turn, datagram: Datagram) -> tuple[_Path, bytes] | None:
-        """Whose it is and what is in it; None if it is nobody's."""
+        """Whose it is and what is in it; None if it is nobody's. A client's datagrams come from the host that
+        its connection comes from: else it could have events sent to whomever it likes."""
         path = self._sessions.get(session_of(datagram.data))
-        body = None if path is None else path.datagrams.unseal(datagram, turn.now_us)
+        body = None
+        if path is not None and (path.peer.role != "client" or datagram.source[0] == path.peer.host):
+            body = path.datagrams.unseal(datagram, turn.now_us)
         if path is None or body is None:
             self._counters["best_effort_refused_total"] += 1
             return None
@@ -315,13 +320,20 @@ class Forwarding:
         paths = sum(path.datagrams.heard for path in self._paths.values())
         return {**self._counters, "best_effort_paths": paths}
 
-    def _status(self, now_us: int) -> dict[str, object]:
-        open_paths = (path for path in self._paths.values() if path.datagrams.passes(now_us))
+    def _status(self, now_us: int, asker: str | None) -> dict[str, object]:
+        """A client is told the names of brokers and of its own principal's clients."""
+        open_paths = (
+            path
+            for path in self._paths.values()
+            if path.datagrams.passes(now_us)
+            and (asker is None or path.peer.role == "broker" or path.peer.principal == asker)
+        )
         counts = {
             name.removeprefix("best_effort_").removesuffix("_total"): count
             for name, count in self._counters.items()
         }
-        return {"datagrams_with": sorted(path.peer.name for path in open_paths), **counts}
+        names = sorted(path.peer.name for path in islice(open_paths, MAX_NAMED))
+        return {"datagrams_with": names, **counts}
 
     def check(self) -> None:
         if any(path.peer.connection != number for number, path in self._paths.items()):

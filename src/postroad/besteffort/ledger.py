@@ -58,6 +58,7 @@ class Ledger:
         board.peers("client", down=self._down)
         board.metrics(self.metrics)
         board.status("repair", self._status)
+        board.status("best_effort_links", self._links_status)
 
     def sent(self, neighbour: int, count: int) -> None:
         self._link(neighbour).sent += count
@@ -111,6 +112,13 @@ class Ledger:
     def _status(self, _now_us: int) -> list[dict[str, object]]:
         rows = sorted(self._present(), key=lambda row: (-row[1].detected, row[0]))[:MAX_SHOWN]
         return [_row(name, report) for name, report in rows]
+
+    def _links_status(self, _now_us: int) -> list[dict[str, object]]:
+        """Compared with what the neighbour counts, they tell what the link loses."""
+        return [
+            {"number": f"{at:08x}", "sent": count.sent, "received": count.received}
+            for at, count in sorted(self._links.items())[:MAX_SHOWN]
+        ]
 
     @property
     def changed(self) -> bool:

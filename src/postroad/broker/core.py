@@ -13,6 +13,7 @@ from typing import Final
 
 from postroad import kernel
 from postroad.broker.rooms import Rooms, Start
+from postroad.clients.hops import Hops
 from postroad.config import BrokerConfig
 from postroad.delays import Delays
 from postroad.discovery.envelopes import Sealer
@@ -26,9 +27,8 @@ from postroad.seam.effects import Effect
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received, Sample
 from postroad.seam.levels import Level
 from postroad.seam.peers import Peer
-from postroad.seam.replies import reply
 from postroad.seam.storage import StorageInput, Stored
-from postroad.seam.switchboard import Room, Switchboard
+from postroad.seam.switchboard import Asking, Room, Switchboard
 from postroad.seam.tracking import FiltersRead, NotKept
 from postroad.seam.turn import Turn, Unanswered
 from postroad.tracking.strategies import Tracking
@@ -42,7 +42,7 @@ from postroad.wire.frames import (
     Kind,
     Message,
     Pong,
-    Request,
+    cut_lists,
     decode,
     frame_kind,
 )
@@ -83,6 +83,8 @@ class Broker:
         self._concerned: dict[Room, None] = {}  # rooms that something in the turn under way concerns alone
         self._learned = False  # a neighbour sent events in the turn under way
         self._upkeep_us = self._turn_us = now_us
+        self._draining = False
+        self._hops = Hops() if config.hops else None
         self._board = Switchboard(stored)
         self._rooms = Rooms(
             Start(
@@ -103,8 +105,10 @@ class Broker:
             "broker": self._board.brokers,
             "direct": self._board.direct,
         }
-        self._board.request("status", self._status_request)
+        self._board.report("status", self._status)
         self._board.metrics(self._metrics)
+        if self._hops is not None:
+            self._board.metrics(self._hops.metrics)
 
     @property
     def tracking(self) -> Tracking | None:
@@ -217,15 +221,27 @@ class Broker:
         self._stirred = True
         return turn.effects + self.handle([], now_us)
 
+    def drain(self, now_us: int) -> list[Effect]:
+        """No client is taken any more, and those that are here go on elsewhere; `drained` says when that is
+        done. `shutdown` follows."""
+        turn = Turn(now_us, self._unanswered)
+        self._rooms.drain(turn)
+        self._draining = self._stirred = True
+        return turn.effects + self.handle([], now_us)
+
+    def drained(self, now_us: int) -> bool:
+        return self._rooms.departing.done(now_us)
+
     def shutdown(self, now_us: int) -> list[Effect]:
         """Save what waits for it and say goodbye to everyone."""
         effects = self.handle([], now_us)
         turn = Turn(now_us, self._unanswered)
         self._rooms.close(turn)
-        elsewhere = self._rooms.discovery.elsewhere()
         for connection, peer in self._peers.items():
-            go_to = elsewhere if peer.role == "client" else ()
-            self._rooms.links.refuse(turn, connection, UnavailableError(SHUTTING_DOWN), go_to)
+            if peer.role == "client":
+                self._rooms.departing.send_on(turn, connection)
+            else:
+                self._rooms.links.refuse(turn, connection, UnavailableError(SHUTTING_DOWN))
         return effects + turn.effects
 
     # ---- connections
@@ -236,6 +252,8 @@ class Broker:
         try:
             kind = frame_kind(frame)
             if not self._rooms.links.admit(connection, kind, len(frame), turn.now_us):
+                return
+            if self._draining and not self._rooms.departing.takes(connection, kind):
                 return
             if kind in BATCH_KINDS:
                 self._on_batch(turn, self._peers[connection], frame)
@@ -315,6 +333,8 @@ class Broker:
 
     def _on_batch(self, turn: Turn, peer: Peer, frame: bytes) -> None:
         batch = EventBatch.parse(frame, peer.limits)
+        if self._hops is not None:
+            self._hops.frame(turn, peer, batch, published=peer.role == "client")
         if frame_kind(frame) == Kind.PUBLISH:
             self._stirred |= batch.durable
             self._rooms.intake.add(peer.connection, batch)
@@ -341,11 +361,12 @@ class Broker:
 
     # ---- inspection
 
-    def _status_request(self, turn: Turn, peer: Peer, request: Request) -> None:
-        reply(turn, peer.connection, request.number, self.status(turn.now_us))
+    def _status(self, asking: Asking) -> dict[str, object]:
+        asker = None if self._rooms.links.access.may_admin(asking.principal) else asking.principal
+        return cut_lists(self.status(asking.now_us, asker), asking.most_bytes)
 
-    def status(self, now_us: int) -> dict[str, object]:
-        """What `postroad status` shows; fit for JSON."""
+    def status(self, now_us: int, asker: str | None = None) -> dict[str, object]:
+        """What `postroad status` shows; fit for JSON. `asker`: a principal that sees what it may read."""
         return {
             **dict(self._config.about),
             "name": self.identity.name,
@@ -353,7 +374,7 @@ class Broker:
             "boot": self.identity.boot,
             "uptime_s": (now_us - self._started_us) // SECOND_US,
             "kernel": "compiled" if kernel.COMPILED else "reference",
-            **{key: fact(now_us) for key, fact in self._board.facts.items()},
+            **{key: fact(now_us, asker) for key, fact in self._board.facts.items()},
             "metrics": self.metrics(),
         }
 

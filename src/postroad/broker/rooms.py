@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 from postroad.besteffort.forwarding import Forwarding
 from postroad.besteffort.ledger import Ledger
+from postroad.clients.departing import Departing
 from postroad.clients.intake import Intake
+from postroad.clients.network import Network
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.quotas import Quotas
 from postroad.clients.requests import Requests
 from postroad.clients.roster import Roster
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
-from postroad.config import BrokerConfig, parse_address
+from postroad.config import BrokerConfig, is_loopback, parse_address
 from postroad.discovery.envelopes import Sealer
 from postroad.discovery.room import Discovery
 from postroad.durable.publisher.pubend import DurablePubend
@@ -81,6 +83,22 @@ class Rooms:
         self._make_history(start)
         self._make_subscribing(start)
         self._make_discovery_and_queues(start)
+        self.departing = Departing(
+            links=self.links,
+            receipts=self._receipts,
+            delivery=self.delivery,
+            routing=self.routing,
+            durable=self.subscribers,
+            elsewhere=self.discovery.elsewhere,
+            here_only=lambda address: is_loopback(parse_address(address)[0]),
+        )
+        self.network = Network(
+            start.board,
+            me=start.identity.number,
+            links=self.links,
+            topology=self.topology,
+            inquiries=self.inquiries,
+        )
         Requests(start.board, links=self.links, quotas=self.quotas)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
@@ -99,9 +117,16 @@ class Rooms:
             self.discovery,
             self.ring,
             self.queues,
+            self.network,
+            self.departing,
         )
         # What may have a new deadline after a turn in which a neighbour sent plain events.
         self.learning: tuple[Room, ...] = (self.routing, hosting)
+
+    def drain(self, turn: Turn) -> None:
+        """The process ends soon: nobody is to find it any more, and its clients go on elsewhere."""
+        self.discovery.close(turn)
+        self.departing.begin(turn)
 
     def close(self, turn: Turn) -> None:
         """The process ends: everybody saves what waits for it."""
@@ -167,6 +192,7 @@ class Rooms:
             config=config.delivery,
             available=self.links.available,
             spend=self.links.spend,
+            may_read=lambda principal, topic: self.links.access.may_subscribe(principal, topic),
             note=None if tracking is None else tracking.noted.append,
         )
         self.routing = Routing(
@@ -266,6 +292,8 @@ class Rooms:
                 retired=self._retired,
                 tracking=start.tracking,
                 quotas=self.quotas,
+                limits=config.limits,
+                publishing=self.durable,
                 report=self.releasing.report,
                 sent=self._sent,
                 now_us=start.now_us,
@@ -357,6 +385,7 @@ class Rooms:
             me=node,
             boot=identity.boot,
             config=config.queues,
+            quotas=config.quotas,
             streams=streams,
             ring=self.ring,
             direct=self.direct,

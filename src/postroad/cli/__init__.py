@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from postroad.cli import (
+    backup,
     bench,
     cache,
     certs,
@@ -24,8 +25,10 @@ from postroad.cli import (
     context,
     demo,
     discover,
+    doctor,
     inbox,
     lab,
+    page,
     pipeline,
     plan,
     pub,
@@ -35,9 +38,11 @@ from postroad.cli import (
     status,
     sub,
     subs,
+    top,
     trace,
     up,
 )
+from postroad.cli.examples import add_examples
 from postroad.errors import BugError, PostroadError, UsageError
 
 EXIT_FAILED: Final = 1
@@ -55,10 +60,11 @@ app = typer.Typer(
 )
 _GROUPS: Final = (
     *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, clients, discover),
-    *(context, certs, demo, plan, pipeline, sim, bench, lab),
+    *(doctor, top, backup, context, certs, demo, page, plan, pipeline, sim, bench, lab),
 )
 for _group in _GROUPS:
     _group.register(app)
+add_examples(app)
 
 
 def _print_version(wanted: bool) -> None:

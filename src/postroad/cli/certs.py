@@ -42,10 +42,7 @@ def register(app: typer.Typer) -> None:
 
 @certs.command()
 def authority(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
-    """Make an authority. Peers are given authority.pem; authority.key stays where certificates are made.
-
-    Example: postroad certs authority
-    """
+    """Make an authority. Peers are given authority.pem; authority.key stays where certificates are made."""
     from postroad.net.certificates import make_authority
 
     made = make_authority(folder)
@@ -65,10 +62,7 @@ def broker(
     renew: RenewOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a broker's certificate. A broker that runs takes it in on SIGHUP.
-
-    Example: postroad certs broker b1 --host b1.example.org
-    """
+    """Make a broker's certificate. A broker that runs takes it in on SIGHUP."""
     _make(name, host or ["localhost", "127.0.0.1"], folder, days, renew, as_json)
 
 
@@ -80,10 +74,7 @@ def client(
     renew: RenewOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a client's certificate.
-
-    Example: postroad certs client alice
-    """
+    """Make a client's certificate."""
     _make(name, [], folder, days, renew, as_json)
 
 

@@ -1,4 +1,4 @@
-"""`postroad clients`: who is connected to a broker."""
+"""`postroad clients`: who is connected to a broker, or to the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import typer
 
 from postroad.cli.connection import JsonOption, client_for, connecting
 from postroad.cli.contexts import Options
-from postroad.units import KIB, MIB
+from postroad.cli.network import ask_all, report_missing
+from postroad.cli.words import count, printable, size, span
+from postroad.errors import UsageError
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -27,23 +29,44 @@ def clients(
         int | None,
         typer.Option(metavar="CONNECTION", help="Close this connection; a client connects again by itself."),
     ] = None,
+    network: Annotated[bool, typer.Option("--network", help="The clients of all brokers.")] = False,
     connection: Options,
     as_json: JsonOption = False,
 ) -> None:
-    """List who is connected to a broker: from where, since when, how busy. Others' need the right `admin`.
-
-    Example: postroad clients --broker localhost:7420
-    """
+    """List who is connected to a broker: from where, since when, how busy. Others' need the right `admin`."""
+    if network and kick is not None:
+        raise UsageError("--kick closes a connection of one broker: name that with --broker")
     client = client_for(connection)
     if kick is not None:
         answer = asyncio.run(_ask(client, "clients.kick", connection=str(kick)))
         print(json.dumps(answer) if as_json else f"connection {kick} is closed")
         return
-    answer = asyncio.run(_ask(client, "clients"))
-    for row in answer["clients"]:
+    rows, more = asyncio.run(_list_all(client) if network else _list(client))
+    for row in rows:
         print(json.dumps(row) if as_json else line(row))
-    if answer["more"]:
+    if more:
         print("postroad: there are more than are listed", file=sys.stderr)
+
+
+async def _list(client: Client) -> tuple[list[dict[str, Any]], bool]:
+    """All of them, page by page."""
+    rows: list[dict[str, Any]] = []
+    async with client:
+        while True:
+            after = str(rows[-1]["connection"]) if rows else "0"
+            answer = await client.request("clients", after=after)
+            rows += answer["clients"]
+            if not answer["more"]:
+                return rows, False
+
+
+async def _list_all(client: Client) -> tuple[list[dict[str, Any]], bool]:
+    async with client:
+        answer = await ask_all(client, "clients")
+    report_missing(answer)
+    answers = answer["answers"]
+    rows = [row | {"broker": broker} for broker, page in answers.items() for row in page["clients"]]
+    return rows, any(page["more"] for page in answers.values())
 
 
 async def _ask(client: Client, what: str, **arguments: str) -> dict[str, Any]:
@@ -53,23 +76,15 @@ async def _ask(client: Client, what: str, **arguments: str) -> dict[str, Any]:
 
 def line(row: dict[str, Any]) -> str:
     """One client for people."""
-    name = "".join(character if character.isprintable() else "?" for character in row["name"]) or "(unnamed)"
-    subscriptions = f"{row['subscriptions']} subscription{'' if row['subscriptions'] == 1 else 's'}"
     rate = row["bytes_in"] / max(1, row["up_s"])
-    return "  ".join(
-        (
-            str(row["connection"]),
-            name,
-            row["principal"],
-            f"from {row['host'] or '?'}",
-            f"for {row['up_s']} s",
-            subscriptions,
-            f"sends {_size(rate)}/s",
-        )
+    parts = (
+        str(row["connection"]),
+        printable(row["name"]) or "(unnamed)",
+        row["principal"],
+        f"from {row['host'] or '?'}",
+        f"at {printable(row['broker'])}" if "broker" in row else "",
+        f"for {span(row['up_s'])}",
+        count(row["subscriptions"], "subscription"),
+        f"sends {size(rate)}/s",
     )
-
-
-def _size(size: float) -> str:
-    if size < KIB:
-        return f"{size:.0f} B"
-    return f"{size / KIB:.1f} KiB" if size < MIB else f"{size / MIB:.1f} MiB"
+    return "  ".join(part for part in parts if part)

@@ -44,10 +44,7 @@ def add(
     tls_key: TlsKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a context, or replace it. The first one is used from then on.
-
-    Example: postroad context add prod --broker b1.example.org:7420 --token-file ~/prod.token
-    """
+    """Add a context, or replace it. The first one is used from then on."""
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
         raise UsageError(f"a context has a name of 1 to {MAX_NAME} printable characters")
     if token and token_file:
@@ -91,10 +88,7 @@ def _whole(file: str | None) -> str | None:
 
 @context.command()
 def use(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Use this context where a command names none. `-` for none.
-
-    Example: postroad context use prod
-    """
+    """Use this context where a command names none. `-` for none."""
     kept = contexts.load()
     if name != "-":
         kept.get(name)

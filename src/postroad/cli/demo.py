@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import json
 import signal
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from postroad.cli.page import GET_IT
 from postroad.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -77,6 +79,15 @@ class Traced:
         return "" if self.result is None else tree(self.result)
 
 
+@dataclass(slots=True)
+class Site:
+    """The page of the demo."""
+
+    wanted: bool
+    process: asyncio.subprocess.Process | None = None
+    says: str = ""  # where it is, or why there is none
+
+
 def register(app: typer.Typer) -> None:
     app.command("demo")(demo)
 
@@ -84,6 +95,9 @@ def register(app: typer.Typer) -> None:
 def demo(
     brokers: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 5,
     seconds: Annotated[float | None, typer.Option(min=0, help="Until Ctrl-C unless given.")] = None,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Serve the page, and open it where there is a desktop.")
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="No live view; a summary as JSON at the end.")
     ] = False,
@@ -92,7 +106,8 @@ def demo(
     import uvloop
 
     stations, traced = plan(brokers), Traced()
-    elapsed_s = uvloop.run(_demo(stations, traced, seconds, live=not as_json))
+    site = Site(wanted=page and not as_json)
+    elapsed_s = uvloop.run(_demo(stations, traced, site, seconds, live=not as_json))
     summary = _summary(stations, traced, elapsed_s)
     if as_json:
         print(json.dumps(summary))
@@ -142,7 +157,9 @@ def _summary(stations: list[Station], traced: Traced, elapsed_s: float) -> dict[
 # --- the network
 
 
-async def _demo(stations: list[Station], traced: Traced, seconds: float | None, *, live: bool) -> float:
+async def _demo(
+    stations: list[Station], traced: Traced, site: Site, seconds: float | None, *, live: bool
+) -> float:
     """Run it; for how many seconds there was traffic. Ctrl-C is how it is meant to end."""
     task = asyncio.current_task()
     if task is not None:  # being terminated ends the brokers too
@@ -150,12 +167,14 @@ async def _demo(stations: list[Station], traced: Traced, seconds: float | None, 
     with tempfile.TemporaryDirectory(prefix="postroad-demo-") as folder:
         try:
             await _start(stations, Path(folder), live=live)
+            await _serve_page(site, stations, Path(folder))
             started = time.monotonic()
             with contextlib.suppress(asyncio.CancelledError):
-                await _traffic(stations, traced, seconds, live=live)
+                await _traffic(stations, traced, site, seconds, live=live)
             return time.monotonic() - started
         finally:
-            await _stop(stations)
+            processes = [site.process, *(station.process for station in stations)]
+            await _stop([process for process in processes if process is not None])
 
 
 async def _start(stations: list[Station], folder: Path, *, live: bool) -> None:
@@ -199,8 +218,36 @@ async def _ready(station: Station, folder: Path) -> str:
     raise UnavailableError(f"broker {station.name} did not start: {log[-1] if log else 'it said nothing'}")
 
 
-async def _stop(stations: list[Station]) -> None:
-    running = [station.process for station in stations if station.process is not None]
+async def _serve_page(site: Site, stations: list[Station], folder: Path) -> None:
+    """The page of this network; without the extra `page` the demo does without, and says how to get it."""
+    if not site.wanted:
+        return
+    if importlib.util.find_spec("nicegui") is None:
+        site.says = GET_IT
+        return
+    addresses = ",".join(station.address for station in stations)
+    arguments = ["--listen", "127.0.0.1:0", "--broker", addresses, "--open"]
+    with (folder / "page.log").open("wb") as log:
+        site.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "postroad", "page", *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    site.says = "the page is starting"
+
+
+async def _await_page(site: Site) -> None:
+    """It takes a while to start; the traffic does not wait for it."""
+    if site.process is None or site.process.stdout is None:
+        return
+    words = (await site.process.stdout.readline()).decode().split()
+    site.says = f"The page: http://{words[2]}/" if words[:1] == ["ready"] else "the page did not start"
+
+
+async def _stop(running: list[asyncio.subprocess.Process]) -> None:
     for end in ("terminate", "kill"):
         for process in running:
             if process.returncode is None:
@@ -218,7 +265,9 @@ async def _stop(stations: list[Station]) -> None:
 # --- the traffic
 
 
-async def _traffic(stations: list[Station], traced: Traced, seconds: float | None, *, live: bool) -> None:
+async def _traffic(
+    stations: list[Station], traced: Traced, site: Site, seconds: float | None, *, live: bool
+) -> None:
     from postroad.client.aio import connect
 
     async with contextlib.AsyncExitStack() as stack:
@@ -237,8 +286,9 @@ async def _traffic(stations: list[Station], traced: Traced, seconds: float | Non
             work.append(_publish(station, publisher, REGIONS[number % len(REGIONS)], number))
             publishers.append(publisher)
         work.append(_trace(stations, publishers, traced))
+        work.append(_await_page(site))
         if live:
-            work.append(_show(stations, traced))
+            work.append(_show(stations, traced, site))
         tasks = [asyncio.ensure_future(job) for job in work]
         try:
             async with _patience(seconds):
@@ -308,16 +358,16 @@ async def _receive(station: Station, events: Subscription) -> None:
 # --- the view
 
 
-async def _show(stations: list[Station], traced: Traced) -> None:
+async def _show(stations: list[Station], traced: Traced, site: Site) -> None:
     from rich.live import Live
 
     rates = [_Rates(station) for station in stations]
-    with Live(_view(stations, rates, traced), refresh_per_second=4, transient=True) as live:
+    with Live(_view(stations, rates, traced, site), refresh_per_second=4, transient=True) as live:
         while True:
             await asyncio.sleep(0.5)
             for rate in rates:
                 rate.measure(time.monotonic())
-            live.update(_view(stations, rates, traced))
+            live.update(_view(stations, rates, traced, site))
 
 
 class _Rates:
@@ -338,7 +388,7 @@ class _Rates:
         self._at, self._seen = now, seen
 
 
-def _view(stations: list[Station], rates: list[_Rates], traced: Traced) -> RenderableType:
+def _view(stations: list[Station], rates: list[_Rates], traced: Traced, site: Site) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -365,7 +415,7 @@ def _view(stations: list[Station], rates: list[_Rates], traced: Traced) -> Rende
             str(station.gaps),
         )
     hint = "Ctrl-C ends it. Try: postroad sub 'prices/#' --broker ADDRESS"
-    return Group(table, Text(hint, style="dim"), Text(traced.text))
+    return Group(table, Text(site.says), Text(hint, style="dim"), Text(traced.text))
 
 
 def _neighbours(stations: list[Station]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -51,6 +51,7 @@ def discover(
 ) -> None:
     """Find the nearest and least busy broker: who answered, who was pinged, which one is chosen and why."""
     from postroad.config import TlsConfig, format_address
+    from postroad.discovery.explaining import as_rows
     from postroad.discovery.settings import SearchSettings
     from postroad.errors import UsageError
     from postroad.net.finding import Where, find, from_environment
@@ -74,37 +75,13 @@ def discover(
         _show(result)
 
 
-def as_rows(result: SearchResult) -> dict[str, Any]:
-    """What `--json` prints."""
-    return {
-        "chosen": result.chosen.response.name,
-        "address": result.chosen.address,
-        "why": _why(result),
-        "responses": [
-            {
-                "broker": row.response.name,
-                "address": row.address,
-                "delay_ms": row.delay_us / MILLISECOND_US,
-                "weight": round(row.weight, 6),
-                "ping_ms": None if row.round_trip_us is None else row.round_trip_us / MILLISECOND_US,
-                "pinged": number < result.pinged,
-                "connections": row.response.usage.connections,
-                "links": row.response.usage.links,
-                "cpu_share": row.response.usage.cpu_share,
-                "memory_free_bytes": row.response.usage.memory_free_bytes,
-            }
-            for number, row in enumerate(result.candidates)
-        ],
-        "phases_ms": {name: took / MILLISECOND_US for name, took in result.phases_us.items()},
-    }
-
-
 def _show(result: SearchResult) -> None:
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
 
     from postroad.cli.status import plain
+    from postroad.discovery.explaining import why
 
     console = Console(highlight=False)
     table = Table(pad_edge=False, box=None)
@@ -127,18 +104,8 @@ def _show(result: SearchResult) -> None:
     console.width = max(console.width, Measurement.get(console, options, table).maximum)
     console.print(table)
     phases = ", ".join(f"{name} {took / MILLISECOND_US:.1f}" for name, took in result.phases_us.items())
-    print(f"chosen: {result.chosen.response.name} at {result.chosen.address}, {_why(result)}")
+    print(f"chosen: {result.chosen.response.name} at {result.chosen.address}, {why(result)}")
     print(f"phases in ms: {phases}")
-
-
-def _why(result: SearchResult) -> str:
-    from postroad.discovery.selection import is_near
-
-    trips = [row.round_trip_us for row in result.candidates if row.round_trip_us is not None]
-    if not trips:
-        return "the heaviest: nobody answered a ping"
-    near = sum(is_near(trip, min(trips)) for trip in trips)
-    return "the nearest" if near == 1 else f"drawn among {near} that are equally near, by how busy they are"
 
 
 def bdn(

@@ -295,6 +295,7 @@ def audit(
     from postroad.spark.audit import audit as audited
     from postroad.spark.lake.tables import Lake, Tables, write_folder
     from postroad.spark.report import audited_modes, collect, unseen_text, write_report
+    from postroad.spark.trace.topology import latest
 
     late_us = duration_us(late)
     tables = Tables(lake)
@@ -322,6 +323,7 @@ def audit(
 
             write_folder(write, out)
         unseen = as_rows(audit.unseen)
+        places = latest(place) if unseen else {}
         inboxes = as_rows(audit.queues.inboxes)
         links = as_rows(audit.best_effort.links)
         receivers = as_rows(audit.best_effort.receivers)
@@ -332,7 +334,7 @@ def audit(
     text += audited_modes(inboxes, links, receivers)
     written = f"; {report}" if report is not None else ""
     if unseen:
-        print(unseen_text(unseen), file=sys.stderr)
+        print(unseen_text(unseen, places), file=sys.stderr)
     result = {"totals": totals, "subscriptions": summary, "unseen": unseen}
     result |= {"inboxes": inboxes, "links": links, "repairs": receivers}
     _tell(result, f"{text}{written}", as_json=as_json)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -16,13 +17,16 @@ import typer
 from postroad.cli.connection import JsonOption, RecordsOption, ScopeOption, client_for, connecting
 from postroad.cli.contexts import Options
 from postroad.cli.payloads import lines, repeat
+from postroad.client.arguments import with_ttl
 from postroad.errors import UsageError
+from postroad.units import GIB, SECOND_US, duration_us
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
     from postroad.client.receipt import Receipt
 
 Value = str | int | float | bool
+MAX_FILE_BYTES: Final = GIB  # no event is that large; the client says how large one may be
 
 
 _INTEGER: Final = re.compile(r"[+-]?(0|[1-9][0-9]*)")  # a postcode such as 01234 is a text
@@ -50,6 +54,12 @@ def pub(
         bool,
         typer.Option("--best-effort", help="As datagrams that nobody keeps; `sub --repair` repairs them."),
     ] = False,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Nobody is handed it after so long, such as 30s or 5m.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The payload is this file; - is standard input.")
+    ] = None,
     records: RecordsOption = False,
     scope: ScopeOption = "",
     count: Annotated[int, typer.Option(min=1, help="Publish it this many times.")] = 1,
@@ -65,16 +75,32 @@ def pub(
 
     if durable and best_effort:
         raise UsageError("an event is durable or best-effort, not both")
-    if stdin and (payload is not None or count != 1):
-        raise UsageError("--stdin takes the payloads from standard input: give no PAYLOAD and no --count")
+    if stdin and (payload is not None or file is not None or count != 1):
+        raise UsageError("--stdin takes the payloads from standard input: give no PAYLOAD, --file or --count")
+    if file is not None and payload is not None:
+        raise UsageError("--file has the payload: give no PAYLOAD beside it")
     attributes = parse_attributes(attr or [], attr_text or [])
+    if ttl is not None:
+        attributes = with_ttl(attributes, duration_us(ttl) / SECOND_US)
     if (records or scope) and not best_effort:
         raise UsageError("--records and --scope say how best-effort events are repaired: add --best-effort")
     client = client_for(connection)
     client.repair_by("records" if records else "summaries", scope=scope)
-    source = lines() if stdin else repeat(os.fsencode(payload or ""), count)
+    content = os.fsencode(payload or "") if file is None else read_payload(file)
+    source = lines() if stdin else repeat(content, count)
     mode = "durable" if durable else "best-effort" if best_effort else "plain"
     uvloop.run(_publish(client, topic, source, attributes, mode=mode, rate=rate, as_json=as_json))
+
+
+def read_payload(file: str) -> bytes:
+    """A whole file, or all of standard input: one event."""
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read(MAX_FILE_BYTES)
+        with Path(file).open("rb") as source:
+            return source.read(MAX_FILE_BYTES)
+    except OSError as error:
+        raise UsageError(f"--file {file}: {error.strerror or error}") from None
 
 
 def parse_attributes(guessed: list[str], text: list[str]) -> dict[str, Value]:

@@ -12,6 +12,7 @@ import typer
 
 from postroad.cli.connection import JsonOption, client_for, connecting
 from postroad.cli.contexts import Options
+from postroad.cli.words import count as number_of
 from postroad.errors import UsageError
 
 InboxArgument = Annotated[str, typer.Argument(metavar="APPLICATION", help="Whose dead letters.")]
@@ -25,6 +26,8 @@ def register(app: typer.Typer) -> None:
     group.callback()(connecting(queues))
     group.command("dead")(connecting(dead))
     group.command("again")(connecting(again))
+    group.command("delete")(connecting(delete))
+    group.command("own")(connecting(own))
     group.command("rescue")(connecting(rescue))
     group.command("found")(connecting(found))
     app.add_typer(group, name="queues")
@@ -65,14 +68,14 @@ def queues(
 
 def queue_line(row: dict[str, Any]) -> str:
     """An inbox for people."""
-    waits = f"{row['depth']:,} message{'' if row['depth'] == 1 else 's'}"
+    waits = number_of(row["depth"], "message")
     oldest = f", oldest {row['oldest_s']:.1f} s" if row["depth"] else ""
-    consumers = f"{row['consumers']} consumer{'' if row['consumers'] == 1 else 's'}"
+    consumers = number_of(row["consumers"], "consumer")
     replicas = ", ".join(row["replicas"])
     parts = [row["inbox"], waits + oldest, consumers, f"at {row['responsible']} ({replicas})"]
     parts.append(f"epoch {row['epoch']}")
     if row.get("dead"):
-        parts.append(f"{row['dead']:,} dead letter{'' if row['dead'] == 1 else 's'}")
+        parts.append(number_of(row["dead"], "dead letter"))
     return "  ".join(parts)
 
 
@@ -93,7 +96,7 @@ def dead(
 def dead_line(row: dict[str, Any]) -> str:
     text = base64.b64decode(row["payload"]).decode(errors="replace")
     shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    tried = f"{row['attempts']} attempt{'' if row['attempts'] == 1 else 's'}"
+    tried = number_of(row["attempts"], "attempt")
     return "  ".join(part for part in (row["source"], shown, tried, row["reason"]) if part)
 
 
@@ -114,7 +117,35 @@ def again(
         print(json.dumps(answer))
         return
     outcome = "thrown away" if drop else "sent again"
-    print(f"{answer['count']} dead letter{'' if answer['count'] == 1 else 's'} of {inbox} {outcome}")
+    print(f"{number_of(answer['count'], 'dead letter')} of {inbox} {outcome}")
+
+
+def delete(
+    inbox: Annotated[str, typer.Argument(metavar="APPLICATION", help="Whose inbox.")],
+    *,
+    connection: Options,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete an inbox that nobody receives from, with all messages and dead letters that are in it."""
+    answer = _ask("queues.delete", {"inbox": inbox}, connection)
+    count = answer["messages"]
+    print(
+        json.dumps(answer)
+        if as_json
+        else f"{inbox} deleted, with {count:,} message{'' if count == 1 else 's'}"
+    )
+
+
+def own(
+    inbox: Annotated[str, typer.Argument(metavar="APPLICATION", help="Whose inbox.")],
+    principal: Annotated[str, typer.Option(help="Who may receive under this name from now on.")],
+    *,
+    connection: Options,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an application's name to another principal. Its owner may do that, and an administrator."""
+    answer = _ask("queues.own", {"inbox": inbox, "principal": principal}, connection)
+    print(json.dumps(answer) if as_json else f"{inbox} is {answer['owner']}'s now")
 
 
 def rescue(
@@ -154,4 +185,4 @@ def found(
 ) -> None:
     """Begin queues by hand, where a broker waits for others that it was told of and that never answer."""
     answer = _ask("queues.found", {}, connection)
-    print(json.dumps(answer) if as_json else f"{answer['arcs']} arcs founded")
+    print(json.dumps(answer) if as_json else f"{number_of(answer['arcs'], 'arc')} founded")

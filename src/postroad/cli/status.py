@@ -11,6 +11,9 @@ import typer
 
 from postroad.cli.connection import client_for, connecting
 from postroad.cli.contexts import Options
+from postroad.cli.glance import broker_line, glance
+from postroad.cli.network import ask_all, report_missing
+from postroad.cli.words import count, printable
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -34,20 +37,33 @@ def register(app: typer.Typer) -> None:
 
 def status(
     *,
+    network: Annotated[bool, typer.Option("--network", help="All brokers, a line each.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also its links, streams, subscriptions and figures.")
+    ] = False,
     connection: Options,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Ask a broker how it is: its links, streams, subscribers and figures."""
-    answer = asyncio.run(_ask(client_for(connection)))
+    """Ask a broker how it is: whom it reaches, who is there, what came and went, what to look at."""
+    answer = asyncio.run(_ask(client_for(connection), network=network))
     if as_json:
         print(json.dumps(answer, indent=2, sort_keys=True))
-    else:
-        _show(answer)
+        return
+    statuses = list(answer["answers"].values()) if network else [answer]
+    for status in statuses:
+        print(broker_line(status) if network and not details else "\n".join(glance(status)))
+        if details:
+            _show(status)
+    if network:
+        print(count(len(statuses), "broker answers", "brokers answer"))
+        report_missing(answer)
+    elif not details:
+        print("More: --details, or --network for all brokers")
 
 
-async def _ask(client: Client) -> dict[str, Any]:
+async def _ask(client: Client, *, network: bool) -> dict[str, Any]:
     async with client:
-        return await client.request("status")
+        return await (ask_all(client, "status") if network else client.request("status"))
 
 
 def _show(answer: dict[str, Any]) -> None:
@@ -162,4 +178,4 @@ def plain(text: str, style: str = "") -> Any:
     """Others chose names, topics and conditions: they are neither markup nor commands to the terminal."""
     from rich.text import Text
 
-    return Text("".join(character if character.isprintable() else "?" for character in text), style)
+    return Text(printable(text), style)

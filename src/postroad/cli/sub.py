@@ -49,6 +49,13 @@ def sub(
     key: Annotated[
         str, typer.Option(metavar="ATTR", help="Shared: in order where this attribute is the same.")
     ] = "",
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Shared: what failed so often is a dead letter."),
+    ] = None,
+    dead_letters: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Shared: where dead letters are published.")
+    ] = None,
     since: Annotated[
         str,
         typer.Option(metavar="TIME", help="A new durable one begins then: 2026-01-31T12:00Z, or 10m."),
@@ -77,16 +84,7 @@ def sub(
     """
     import uvloop
 
-    if not pattern:
-        raise UsageError(
-            "a topic to subscribe to is such as orders/eu, orders/+ or orders/#, it is not empty"
-        )
-    if where is not None and not where.strip():
-        raise UsageError('a condition is such as --where "price > 100"; without --where there is none')
-    if ack is not None and durable is None:
-        raise UsageError("--ack is for a durable subscription: give it a name with --durable")
-    if (records or scope) and not repair:
-        raise UsageError("--records and --scope say how to repair: add --repair")
+    _check(pattern, where, ack=ack, durable=durable, by=records or bool(scope), repair=repair)
     client = client_for(connection)
     client.repair_by("records" if records else "summaries", scope=scope)
     events = client.subscribe(
@@ -95,12 +93,30 @@ def sub(
         durable=durable,
         shared=shared,
         key=key,
+        max_attempts=max_attempts,
+        dead_letters=dead_letters,
         since=time_of(since) if since else None,
         ack=ack or "auto",
         repair=repair,
         order=order,
     )
     uvloop.run(_subscribe(client, events, count=count, patience=timeout, as_json=as_json))
+
+
+def _check(
+    pattern: str, where: str | None, *, ack: str | None, durable: str | None, by: bool, repair: bool
+) -> None:
+    """UsageError for what could only be a mistake. `by`: it says how to repair."""
+    if not pattern:
+        raise UsageError(
+            "a topic to subscribe to is such as orders/eu, orders/+ or orders/#, it is not empty"
+        )
+    if where is not None and not where.strip():
+        raise UsageError('a condition is such as --where "price > 100"; without --where there is none')
+    if ack is not None and durable is None:
+        raise UsageError("--ack is for a durable subscription: give it a name with --durable")
+    if by and not repair:
+        raise UsageError("--records and --scope say how to repair: add --repair")
 
 
 def time_of(text: str) -> datetime:
@@ -226,6 +242,7 @@ def event_json(event: Event) -> dict[str, Any]:
         "published_at": event.published_at.isoformat(),
         "pubend": event.pubend,
         "tick": event.tick,
+        **({"attempt": event.attempt} if event.attempt > 1 else {}),
     }
 
 

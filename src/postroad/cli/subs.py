@@ -1,4 +1,4 @@
-"""`postroad subs`: the durable subscriptions of a broker."""
+"""`postroad subs`: the durable subscriptions of the network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 
 from postroad.cli.connection import JsonOption, client_for, connecting
 from postroad.cli.contexts import Options
+from postroad.cli.network import ask_all, report_missing
+from postroad.cli.words import count, printable
 from postroad.errors import UsageError, shorten
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ def subs(
     connection: Options,
     as_json: JsonOption = False,
 ) -> None:
-    """List, inspect or delete the durable subscriptions that a broker hosts, with their lag.
+    """List, inspect or delete the durable subscriptions of the network, with their lag.
+
+    Whichever broker is asked, it asks all others. --delete is for the broker that hosts the subscription.
 
     `postroad subs retire BROKER` frees what all others keep for a broker that never comes back.
     """
@@ -48,7 +52,9 @@ def subs(
     rows = asyncio.run(_ask(client, name))
     if name is not None and not rows:
         hint = "; to retire a broker give its name: postroad subs retire BROKER" if name == "retire" else ""
-        raise UsageError(f"there is no durable subscription {shorten(name, 60)!r} at this broker{hint}")
+        raise UsageError(
+            f"there is no durable subscription {shorten(name, 60)!r} at any broker that answered{hint}"
+        )
     for row in rows:
         if as_json:
             print(json.dumps(row))
@@ -75,22 +81,33 @@ def _retire(client: Client, target: str, as_json: bool) -> None:
 def _line(row: dict[str, Any]) -> str:
     state = "connected" if row["connected"] else "away"
     if row["shared"] and row["connected"]:
-        state = f"{row['consumers']} consumer{'' if row['consumers'] == 1 else 's'}"
+        state = count(row["consumers"], "consumer")
     if row["moved"]:
         state = f"moved to {row['moved_to']}" if row["moved_to"] else "moved"
-    least = "at least " if row["lag_at_least"] else ""
-    lag = "" if row["moved"] else f"{least}{row['lag_events']} events, {row['lag_s']:.1f} s behind"
-    parts = (row["name"], row["topic"] or "#", row["where"], state, f"ack {row['ack']}", lag)
-    return "  ".join(part for part in parts if part)
+    lag = "" if row["moved"] else _lag(row)
+    place = f"at {row['broker']}"
+    parts = (row["name"], row["topic"] or "#", row["where"], place, state, f"ack {row['ack']}", lag)
+    return printable("  ".join(part for part in parts if part))
+
+
+def _lag(row: dict[str, Any]) -> str:
+    behind = f"{row['lag_s']:.1f} s behind"
+    if not row["lag_at_least"]:
+        return f"{count(row['lag_events'], 'event')}, {behind}"
+    if not row["lag_events"]:
+        return f"part of its past is not gone through yet, {behind}"
+    return f"at least {count(row['lag_events'], 'event')}, {behind}"
 
 
 def _lines(row: dict[str, Any]) -> list[str]:
     """One subscription, a fact a line."""
     lines = [_line(row)]
     if row["shared"]:
+        waiting = count(row["waiting"], "event waits", "events wait")
         lines.append(
-            f"  shared{' by key ' + row['key'] if row['key'] else ''}: {row['waiting']} events wait, "
-            f"{row['in_flight']} are with consumers, {row['redelivered']} were given to another"
+            f"  shared{' by key ' + row['key'] if row['key'] else ''}: {waiting}, "
+            f"{row['in_flight']} with consumers, {row['redelivered']} given to another, "
+            f"{row['rejected']} rejected, {count(row['dead_letters'], 'dead letter')}"
         )
     return lines + [f"  {pubend}  acknowledged to {tick}" for pubend, tick in row["released"].items()]
 
@@ -101,13 +118,23 @@ async def _delete(client: Client, name: str) -> None:
 
 
 async def _ask(client: Client, name: str | None) -> list[dict[str, Any]]:
-    """This one, or all, page by page."""
+    """This one, or all, in the order of their names; of a broker with many, page by page."""
+    rows: list[dict[str, Any]] = []
+    arguments = {} if name is None else {"name": name}
     async with client:
-        answer = await client.request("subs", **({} if name is None else {"name": name}))
-        rows, groups = answer["subscriptions"], answer["groups"]
-        while answer["more"]:
-            answer = await client.request("subs", after=rows[-1]["name"])
-            rows += answer["subscriptions"]
-            groups += answer["groups"]
-    shared = {row["name"]: row for row in groups}
-    return [row | shared.get(row["name"], {}) for row in rows]
+        answer = await ask_all(client, "subs", **arguments)
+        report_missing(answer)
+        for broker, first in answer["answers"].items():
+            page = first
+            rows += _rows(broker, page)
+            while page["more"]:
+                rest = await ask_all(client, "subs", broker=broker, after=rows[-1]["name"])
+                report_missing(rest)
+                page = rest["answers"].get(broker, {"subscriptions": [], "groups": [], "more": False})
+                rows += _rows(broker, page)
+    return sorted(rows, key=lambda row: (row["name"], row["broker"]))
+
+
+def _rows(broker: str, page: dict[str, Any]) -> list[dict[str, Any]]:
+    shared = {row["name"]: row for row in page["groups"]}
+    return [row | shared.get(row["name"], {}) | {"broker": broker} for row in page["subscriptions"]]

@@ -80,6 +80,13 @@ TrackingOption = Annotated[
         help="How the paths of messages are recorded: bloom, exact or none. \\[default: bloom]",
     ),
 ]
+DrainOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="How long clients have to go on at other brokers after SIGTERM; 0: none. \\[default: 10 s]",
+    ),
+]
 ConfigOption = Annotated[
     Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; flags win over it.")
 ]
@@ -111,6 +118,7 @@ def up(
     mutual: MutualOption = None,
     metrics: MetricsOption = None,
     tracking: TrackingOption = None,
+    drain: DrainOption = None,
     config: ConfigOption = None,
     log: LogOption = None,
     log_format: LogFormatOption = None,
@@ -136,6 +144,7 @@ def up(
         "tls.require_client_certificate": mutual,
         "metrics": metrics,
         "tracking.strategy": tracking,
+        "drain": drain,
         "log": log,
         "log_format": log_format,
     }

@@ -26,6 +26,7 @@ from postroad.client import effects as fx
 from postroad.client.addresses import parse_addresses
 from postroad.client.application import Application, Queues
 from postroad.client.arguments import (
+    check_dead_letters,
     check_event,
     check_many,
     check_mode,
@@ -36,6 +37,7 @@ from postroad.client.arguments import (
     encode_payload,
     increasing,
     since_us,
+    with_ttl,
 )
 from postroad.client.asking import Asking, answer_to
 from postroad.client.clock import now_us
@@ -205,6 +207,11 @@ class Client:
     def connected(self) -> bool:
         return self._core.state is State.UP
 
+    @property
+    def clock_offset_ms(self) -> float:
+        """How far the broker's clock is ahead of this one's, as measured when it connected and since."""
+        return self._core.skew_us / 1000
+
     def __await__(self) -> Generator[Any, None, Client]:
         return self._open().__await__()
 
@@ -322,6 +329,7 @@ class Client:
         *,
         mode: str = "plain",
         durable: bool = False,
+        ttl: float | None = None,
     ) -> Receipt:
         """Publish one event; its receipt has the id. `durable=True` says the same as mode "durable".
 
@@ -334,7 +342,11 @@ class Client:
 
         With mode "best-effort" it goes out as a datagram that nobody keeps or acknowledges. Subscribers with
         `repair` find out what they missed, and this client sends it again, for 30 s.
+
+        With `ttl`, seconds, nobody is handed the event once that time is over.
         """
+        if ttl is not None:
+            attributes = with_ttl(attributes, ttl)
         if mode != "plain" or durable:
             mode = check_mode(mode, durable)
             durable = mode == "durable"
@@ -371,6 +383,10 @@ class Client:
             self._schedule_flush()
             self._arm()
         return Receipt(identity)
+
+    def _now_ms(self) -> int:
+        """The time by the clock of the broker, like that of ids."""
+        return (now_us() + self._core.skew_us) // 1_000
 
     def _storing_last(self) -> asyncio.Future[None]:
         """What tells whether the frame of the event published last is in the log."""
@@ -492,6 +508,8 @@ class Client:
         since: datetime | None = None,
         shared: bool = False,
         key: str | None = "",
+        max_attempts: int | None = None,
+        dead_letters: str | None = None,
         overflow: str = "drop",
         buffer: int | str = 0,
         repair: bool = False,
@@ -511,7 +529,8 @@ class Client:
 
         With `shared` all who subscribe under the name, at one broker, divide the events: each goes to one of
         them, and to another if that one goes without acknowledging it. Events with the same value of the
-        attribute `key` are consumed in order.
+        attribute `key` are consumed in order. `await events.reject(event)` says that this attempt failed;
+        after `max_attempts` of them the event is published on the topic `dead_letters`, and done.
 
         With `repair`, best-effort events that were lost on the way are found out and asked for, of their
         publisher first and then of other receivers; what cannot be had is a Gap, whose pubend is the
@@ -529,6 +548,7 @@ class Client:
             key=key,
             overflow=overflow,
         )
+        check_dead_letters(shared, max_attempts, dead_letters)
         wanted = Subscribe(
             number=0,  # the core gives it one
             topic=topic,
@@ -541,6 +561,8 @@ class Client:
             since_us=since_us(since),
             shared=shared,
             key=key,
+            max_attempts=max_attempts or 0,
+            dead_letters=dead_letters or "",
         )
         chosen = self._core.effort.settings
         settings = replace(chosen, order_us=round(order * SECOND_US)) if repair else None
@@ -577,9 +599,13 @@ class Client:
         number: int,
         token: Mapping[int, int] | None,
         events: Mapping[int, tuple[int, ...]] | None,
+        rejected: Mapping[int, tuple[int, ...]] | None = None,
+        delay_us: int = 0,
     ) -> None:
         """Returns when it is on the broker's disk; across a reconnect if need be."""
-        ticket, effects = self._core.acknowledge(number, token=token, events=events, confirm=True)
+        ticket, effects = self._core.acknowledge(
+            number, token=token, events=events, rejected=rejected, delay_us=delay_us, confirm=True
+        )
         future = self._acking[ticket] = asyncio.get_running_loop().create_future()
         self._perform(effects)
         try:
@@ -609,7 +635,7 @@ class Client:
         topic, bearing = answer_to(event)
         return await self.publish(topic, payload, {**(attributes or {}), **bearing})
 
-    async def request(self, what: str, **arguments: str) -> dict[str, Any]:
+    async def request(self, what: str, /, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
         await self._until(lambda: self.connected)
         number, effects = self._core.request(what, arguments)
@@ -736,6 +762,9 @@ class Client:
             case fx.Ended(number=number, error=error):
                 if (subscription := self._subscriptions.pop(number, None)) is not None:
                     subscription._end(error)
+            case fx.Tried(number=number, pubend=pubend, attempts=attempts):
+                if number in self._subscriptions:
+                    self._subscriptions[number]._tried(pubend, attempts)
             case fx.Acknowledged(ticket=ticket, error=error):
                 acking = self._acking.get(ticket)
                 if acking is not None and not acking.done():

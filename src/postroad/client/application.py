@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,10 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from postroad.client import effects as fx
-from postroad.client.arguments import check_event, encode_payload
+from postroad.client.arguments import encode_payload
 from postroad.client.clock import now_us
 from postroad.client.receiver import MAX_REASON, MAX_WINDOW
-from postroad.client.sender import MAX_TOGETHER, POSTING_BYTES
+from postroad.client.sender import MAX_TOGETHER, MAX_TRANSACTION_BYTES, POSTING_BYTES
 from postroad.errors import PostroadError, TakenError, TooLargeError, UnavailableError, UsageError
 from postroad.events.attributes import Value, decode_attributes, encode_attributes
 from postroad.ids import (
@@ -32,7 +33,7 @@ from postroad.ids import (
     session_from,
 )
 from postroad.units import KIB, SECOND_US
-from postroad.wire.frames import MAX_BODY_BYTES, Posting, QueueMessage
+from postroad.wire.frames import Posting, QueueMessage
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -86,7 +87,10 @@ class SendReceipt:
 
     @property
     def delivered(self) -> Delivered:
-        """To be awaited, if it was sent with `confirm`: every message is accepted by a consumer."""
+        """To be awaited, if it was sent with `confirm`: every message is accepted by a consumer.
+
+        UndeliveredError: one of them never will be.
+        """
         if not self._confirming:
             raise UsageError("send it with confirm=True to hear of its delivery")
         return Delivered(self._confirming)
@@ -101,7 +105,7 @@ class Message:
 
     __slots__ = ("_inbox", "_message", "attributes")
 
-    def __init__(self, inbox: ApplicationInbox, message: QueueMessage) -> None:
+    def __init__(self, inbox: Consumer, message: QueueMessage) -> None:
         self._inbox = inbox
         self._message = message
         self.attributes: Mapping[str, Value] = decode_attributes(message.attributes)
@@ -112,8 +116,13 @@ class Message:
 
     @property
     def source(self) -> str:
-        """The application that sent it."""
+        """The application that sent it, as its sender says."""
         return self._message.source
+
+    @property
+    def principal(self) -> str:
+        """Who sent it, as brokers know it: "" for anonymous clients."""
+        return self._message.principal
 
     @property
     def payload(self) -> bytes:
@@ -139,13 +148,13 @@ class Message:
 
     async def accept(self) -> None:
         """It is done with. Work counts once this returns; TakenError: it counts for somebody else."""
-        await self._inbox._settle(self._message.key, "accept")
+        await self._inbox.settle(self._message, "accept")
 
     async def reject(self, *, again: bool = True, delay: float = 0.0, reason: str = "") -> None:
         """Give it to a consumer once more, `delay` seconds from now or later; without `again`, put it with
         the dead letters. So is one that was rejected too often."""
-        await self._inbox._settle(
-            self._message.key,
+        await self._inbox.settle(
+            self._message,
             "again" if again else "dead",
             delay_us=check_seconds("a delay", delay),
             reason=_check_reason(reason),
@@ -162,7 +171,7 @@ class Application:
         self.name = check_name("application", name)
         self._client = client
         self._session = session_from(secrets.token_bytes(SESSION_DRAWN_BYTES))
-        self._inboxes: dict[ApplicationInbox, None] = {}
+        self._inboxes: dict[Consumer, None] = {}
         client._core.sender.begin_session(name, self._session)
         client._queues.applications[self] = None
 
@@ -177,7 +186,7 @@ class Application:
     async def close(self) -> None:
         """Its inboxes are closed, and it sends nothing more. The client's own closing does this too."""
         for inbox in list(self._inboxes):
-            await inbox.close()
+            inbox.close()
         self._end()
         self._client._queues.applications.pop(self, None)
 
@@ -209,7 +218,7 @@ class Application:
         It is sent again by itself, under the same id, across lost connections. After `timeout` seconds of the
         connection it raises: FullError, nothing is kept; UnavailableError, "outcome unknown" if it was sent.
         """
-        names = [to] if isinstance(to, str) else list(to)
+        names = _names(to)
         if not 1 <= len(names) <= MAX_TOGETHER:
             raise UsageError(f"a message goes to 1 to {MAX_TOGETHER} applications, not {len(names)}")
         check_kind(kind, reliable)
@@ -236,7 +245,8 @@ class Application:
         ids: list[str] = []
         keeping: deque[asyncio.Future[None]] = deque()
         for message in messages:
-            check_event(message)
+            if not isinstance(message, tuple | list) or not 2 <= len(message) <= 3:
+                raise UsageError("a message is (to, payload) or (to, payload, attributes)")
             attributes = message[2] if len(message) > 2 else None
             posting = self._posting(
                 message[0], message[1], attributes, priority=priority, delay=delay, expires=expires
@@ -356,13 +366,13 @@ class Transaction:
             self._application._posting(
                 name, payload, attributes, priority=priority, delay=delay, expires=expires
             )
-            for name in ([to] if isinstance(to, str) else to)
+            for name in _names(to)
         ]
         size = sum(len(each.payload) + len(each.attributes) + POSTING_BYTES for each in postings)
-        if len(self._postings) + len(postings) > MAX_TOGETHER or self._size + size > MAX_BODY_BYTES:
+        if len(self._postings) + len(postings) > MAX_TOGETHER or self._size + size > MAX_TRANSACTION_BYTES:
             raise TooLargeError(
-                f"a transaction has at most {MAX_TOGETHER} messages and {MAX_BODY_BYTES} bytes, this one"
-                f" {len(self._postings) + len(postings)} and {self._size + size}"
+                f"a transaction has at most {MAX_TOGETHER} messages and {MAX_TRANSACTION_BYTES} bytes, this"
+                f" one {len(self._postings) + len(postings)} and {self._size + size}"
             )
         self._postings += postings
         self._size += size
@@ -372,23 +382,17 @@ class ApplicationInbox:
     """One consumer of an application's inbox. Several share its messages; those of one sender stay with one.
 
     `async for message in inbox`, then `await message.accept()` or `.reject()`. Bounded by its window: the
-    broker sends no more while so many are not settled.
+    broker sends no more while so many are not settled. One that nobody holds any more, since a loop over it
+    was left, closes once the messages that were handed out are settled.
     """
 
     def __init__(self, application: Application, window: int) -> None:
         self.name = application.name
-        self._application = application
-        self._client = application._client
-        self._window = window
-        self._consumer = secrets.token_bytes(SESSION_BYTES)
-        self._number: int | None = None
-        self._joined = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._over = False
-        self._error: PostroadError | None = None
+        self._consumer = Consumer(application, window)
+        weakref.finalize(self, self._consumer.abandon).atexit = False
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        await self._consumer.open()
         return self
 
     async def __aexit__(
@@ -396,12 +400,40 @@ class ApplicationInbox:
     ) -> None:
         await self.close()
 
-    async def _open(self) -> None:
+    async def close(self) -> None:
+        """What was not settled goes to another consumer, or to this application when it comes again."""
+        self._consumer.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        return await self._consumer.next()
+
+
+class Consumer:
+    """What an inbox is to the client and to its messages, which outlive it."""
+
+    def __init__(self, application: Application, window: int) -> None:
+        self.name = application.name
+        self._application = application
+        self._client = application._client
+        self._window = window
+        self.identity = secrets.token_bytes(SESSION_BYTES)
+        self._number: int | None = None
+        self._joined = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+        self._error: PostroadError | None = None
+        self._handed = 0  # messages that the program has and has not settled
+        self._abandoned = False  # nobody can ask for more
+
+    async def open(self) -> None:
         """Begin, unless it has begun; returns once it is one of the inbox's consumers."""
         client = self._client
         if self._number is None and not self._over:
             await client._until(lambda: client.connected)
-            self._number, effects = client._core.receive(self.name, self._consumer, self._window, now_us())
+            self._number, effects = client._core.receive(self.name, self.identity, self._window, now_us())
             client._queues.inboxes[self._number] = self
             self._application._inboxes[self] = None
             client._perform(effects)
@@ -409,20 +441,27 @@ class ApplicationInbox:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    async def close(self) -> None:
-        """What was not settled goes to another consumer, or to this application when it comes again."""
+    def close(self) -> None:
         client = self._client
         if self._number is not None and client._queues.inboxes.pop(self._number, None) is not None:
             client._said_on = client._connection
             client._perform(client._core.stop_receiving(self._number, now_us()))
-        self._end(None)
+        self.end(None)
 
-    def __aiter__(self) -> Self:
-        return self
+    def abandon(self) -> None:
+        """The inbox is gone, in whatever thread that was found out."""
+        loop = self._client._loop
+        if loop is not None and not self._over and not loop.is_closed():
+            loop.call_soon_threadsafe(self._leave)
 
-    async def __anext__(self) -> Message:
+    def _leave(self) -> None:
+        self._abandoned = True
+        if not self._handed and not self._over:
+            self.close()
+
+    async def next(self) -> Message:
         if not self._joined:
-            await self._open()
+            await self.open()
         receiver = self._client._core.receiver
         while self._number is None or (message := receiver.next(self._number)) is None:
             if self._over:
@@ -434,14 +473,17 @@ class ApplicationInbox:
                 await self._waiter
             finally:
                 self._waiter = None
+        self._handed += 1
         return Message(self, message)
 
-    async def _settle(self, key: bytes, verdict: str, *, delay_us: int = 0, reason: str = "") -> None:
+    async def settle(
+        self, message: QueueMessage, verdict: str, *, delay_us: int = 0, reason: str = ""
+    ) -> None:
         client, queues = self._client, self._client._queues
         if self._number is None or self._over:
             raise self._error or UsageError("this inbox is closed: the message goes to another consumer")
         ticket = client._core.receiver.settle(
-            self._number, key, verdict, now_us(), delay_us=delay_us, reason=reason
+            self._number, message, verdict, now_us(), delay_us=delay_us, reason=reason
         )
         future = queues.verdicts[ticket] = asyncio.get_running_loop().create_future()
         client._schedule_flush()
@@ -449,30 +491,33 @@ class ApplicationInbox:
             outcome = await future
         finally:
             queues.verdicts.pop(ticket, None)
-        if outcome == "taken":
-            raise TakenError(
-                "another consumer has accepted this message, or it is gone: this work does not count"
-            )
         if outcome == "early":
             raise UsageError(
                 "messages of one sender are accepted in their order: settle the earlier one first"
             )
+        self._handed -= 1
+        if self._abandoned:
+            self._leave()
+        if outcome == "taken":
+            raise TakenError(
+                "another consumer has accepted this message, or it is gone: this work does not count"
+            )
 
     # --- what the core tells
 
-    def _join(self) -> None:
+    def join(self) -> None:
         self._joined = True
         self._client._wake()
 
-    def _end(self, error: PostroadError | None) -> None:
+    def end(self, error: PostroadError | None) -> None:
         if self._over:
             return
         self._over, self._error = True, error
         self._application._inboxes.pop(self, None)
-        self._notify()
+        self.notify()
         self._client._wake()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -483,7 +528,7 @@ class Queues:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.applications: dict[Application, None] = {}
-        self.inboxes: dict[int, ApplicationInbox] = {}  # joined or joining
+        self.inboxes: dict[int, Consumer] = {}  # joined or joining
         self.keeping: dict[int, asyncio.Future[None]] = {}  # parcels that are not kept yet, by ordinal
         self.confirming: dict[int, asyncio.Future[None]] = {}  # likewise, not delivered
         self.verdicts: dict[int, asyncio.Future[str]] = {}  # by ticket
@@ -511,7 +556,8 @@ class Queues:
             session,
             kind,
             postings,
-            now_us() + core.skew_us,
+            now_us(),
+            skew_us=core.skew_us,
             reliable=reliable,
             together=together,
             confirm=confirm,
@@ -533,19 +579,19 @@ class Queues:
                 for ordinal in ordinals:
                     _settle(self.keeping.pop(ordinal, None), error)
                     _settle(self.confirming.pop(ordinal, None), error)
-            case fx.Confirmed(ordinals=ordinals):
+            case fx.Confirmed(ordinals=ordinals, error=error):
                 for ordinal in ordinals:
-                    _settle(self.confirming.pop(ordinal, None))
+                    _settle(self.confirming.pop(ordinal, None), error)
             case fx.Joined(number=number):
                 if (inbox := self.inboxes.get(number)) is not None:
-                    inbox._join()
+                    inbox.join()
             case fx.Arrived(number=number):
                 if (inbox := self.inboxes.get(number)) is not None:
-                    inbox._notify()
+                    inbox.notify()
                 return
             case fx.InboxEnded(number=number, error=error):
                 if (inbox := self.inboxes.pop(number, None)) is not None:
-                    inbox._end(error)
+                    inbox.end(error)
             case fx.Verdict(ticket=ticket, outcome=outcome, error=error):
                 future = self.verdicts.get(ticket)
                 if future is not None and not future.done():
@@ -564,7 +610,7 @@ class Queues:
     def end(self, error: PostroadError | None) -> None:
         """Nothing will come any more."""
         for inbox in list(self.inboxes.values()):
-            inbox._end(error)
+            inbox.end(error)
         self.inboxes.clear()
         closed = error or UnavailableError("the client was closed")
         for waiting in (self.keeping, self.confirming):
@@ -587,6 +633,15 @@ def _settle(future: asyncio.Future[None] | None, error: PostroadError | None = N
     future.set_exception(error)
     with contextlib.suppress(asyncio.CancelledError):
         future.exception()  # one that nobody waits for any more is no concern of the loop
+
+
+def _names(to: object) -> list[str]:
+    """UsageError unless it is the name of an application, or several; each is looked at later."""
+    if isinstance(to, str):
+        return [to]
+    if not isinstance(to, Sequence):
+        raise UsageError(f"a message goes to the name of an application, or several, not {type(to).__name__}")
+    return list(to)
 
 
 def check_name(what: str, name: object) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from datetime import datetime
 from numbers import Real
 from typing import Final
 
 from postroad.client.settings import check_texts
 from postroad.errors import UsageError, shorten
+from postroad.events import TTL, Value
 from postroad.ids import ID_BYTES
 from postroad.kernel.layout import MAX_NAME_BYTES
 from postroad.units import SECOND_US
 
 MAX_ORDER_S: Final = 60
 MAX_TIMEOUT_S: Final = 1_000_000_000
+MAX_TTL_S: Final = 10_000_000_000  # some 300 years
 FEWER_IDS: Final = "there are fewer ids than events"
 MORE_IDS: Final = "there are more ids than events"
 _SHOWN: Final = 40  # characters of a value in an error
@@ -43,9 +45,23 @@ def check_mode(mode: str, durable: object = False) -> str:
     return "durable" if durable else mode
 
 
+def with_ttl(attributes: Mapping[str, Value] | None, ttl: object) -> dict[str, Value]:
+    """The attributes of an event that expires after so many seconds."""
+    given = dict(attributes or {})
+    if isinstance(ttl, bool) or not isinstance(ttl, Real) or ttl <= 0 or not ttl <= MAX_TTL_S:
+        raise UsageError(f"`ttl` is more than 0 and at most {MAX_TTL_S:,} seconds, not {ttl!r}")
+    if TTL in given:
+        raise UsageError(f"the attribute {TTL!r} is what `ttl` sets: give one of them")
+    given[TTL] = max(1, round(float(ttl) * 1_000))
+    return given
+
+
 def encode_payload(payload: object) -> bytes:
     if isinstance(payload, str):
-        return payload.encode()
+        try:
+            return payload.encode()
+        except UnicodeEncodeError:
+            raise UsageError("a payload that is text is UTF-8, this one cannot be sent") from None
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
     raise UsageError(f"a payload is bytes or text, not {type(payload).__name__}")
@@ -119,6 +135,21 @@ def check_subscription(
         raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
     if overflow not in ("drop", "disconnect"):
         raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
+
+
+def check_dead_letters(shared: bool, max_attempts: int | None, dead_letters: str | None) -> None:
+    if max_attempts is None and dead_letters is None:
+        return
+    if (
+        isinstance(max_attempts, bool)
+        or not isinstance(max_attempts, int)
+        or max_attempts < 1
+        or not dead_letters
+    ):
+        raise UsageError("`max_attempts`, at least 1, and `dead_letters`, a topic, are given together")
+    check_texts("dead letters", dead_letters)
+    if not shared:
+        raise UsageError("`max_attempts` and `dead_letters` are of a shared durable subscription")
 
 
 def check_repair(repair: object, order: object, durable: str | None) -> None:

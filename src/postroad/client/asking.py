@@ -2,7 +2,8 @@
 
 A request is an event with two attributes: `reply_to`, a topic of the asking client alone, and `request`, a
 number. Whoever gets it may answer with an event on that topic that bears the number; the first answer counts.
-The topic begins with `$`, so that nobody who subscribes to everything sees the answers of others.
+Brokers let nobody but the client's principal read the topic. The number is drawn, so that nobody answers who
+was not asked.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from postroad.errors import PostroadError, UnavailableError, UsageError
 from postroad.events import Event, Value
+from postroad.links.access import REPLIES, replies_to
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 REPLY_TO: Final = "reply_to"
 REQUEST: Final = "request"
-REPLIES: Final = "$reply"
 MAX_ASKED: Final = 100_000  # requests of one client that wait for their answers
 _TOPIC_BYTES: Final = 16
+_NUMBER_BITS: Final = 62
 
 
 class Asking:
@@ -32,8 +33,7 @@ class Asking:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._topic = f"{REPLIES}/{secrets.token_hex(_TOPIC_BYTES)}"
-        self._numbers = count(1)
+        self._topic = ""  # of the answers, while they are read
         self._waiting: dict[int, asyncio.Future[Event]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._lock: asyncio.Lock | None = None  # while the subscription begins
@@ -51,7 +51,7 @@ class Asking:
         given = dict(attributes or {})
         if {REPLY_TO, REQUEST} & given.keys():
             raise UsageError(f"a request has the attributes {REPLY_TO!r} and {REQUEST!r} of its own")
-        number = next(self._numbers)
+        number = secrets.randbits(_NUMBER_BITS)
         answer: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
@@ -71,6 +71,8 @@ class Asking:
         self._lock = self._lock or asyncio.Lock()
         async with self._lock:
             if self._reading is None or self._reading.done():
+                place = replies_to(self._client._core.principal)
+                self._topic = f"{place}/{secrets.token_hex(_TOPIC_BYTES)}"
                 events = await self._client.subscribe(self._topic)
                 self._reading = asyncio.create_task(self._read(events))
 

@@ -128,8 +128,11 @@ class Client:
         *,
         mode: str = "plain",
         durable: bool = False,
+        ttl: float | None = None,
     ) -> Receipt:
-        return self._thread.call(self._client.publish, topic, payload, attributes, mode=mode, durable=durable)
+        return self._thread.call(
+            self._client.publish, topic, payload, attributes, mode=mode, durable=durable, ttl=ttl
+        )
 
     def publish_many(
         self,
@@ -172,6 +175,8 @@ class Client:
         since: datetime | None = None,
         shared: bool = False,
         key: str | None = "",
+        max_attempts: int | None = None,
+        dead_letters: str | None = None,
         overflow: str = "drop",
         buffer: int | str = 0,
         repair: bool = False,
@@ -190,6 +195,8 @@ class Client:
             since=since,
             shared=shared,
             key=key,
+            max_attempts=max_attempts,
+            dead_letters=dead_letters,
             overflow=overflow,
             buffer=buffer,
             repair=repair,
@@ -227,7 +234,7 @@ class Client:
     def _answer(self, event: Event, payload: Payload, attributes: Attributes | None) -> Receipt:
         return self._thread.call(self._client._answer, event, payload, attributes)
 
-    def request(self, what: str, **arguments: str) -> dict[str, Any]:
+    def request(self, what: str, /, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
         return self._thread.call(self._client.request, what, **arguments)
 
@@ -252,6 +259,10 @@ class Subscription:
     def ack(self, event: Event | None = None, *, upto: str = "") -> None:
         """As the async client's: returns when the acknowledgement is on the broker's disk."""
         self._thread.call(self._inner.ack, event, upto=upto)
+
+    def reject(self, event: Event, *, delay: float = 0.0) -> None:
+        """As the async client's: returns when the attempt is on the broker's disk."""
+        self._thread.call(self._inner.reject, event, delay=delay)
 
     @property
     def missing(self) -> tuple[str, ...]:

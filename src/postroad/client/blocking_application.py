@@ -69,8 +69,13 @@ class Message:
 
     @property
     def source(self) -> str:
-        """The application that sent it."""
+        """The application that sent it, as its sender says."""
         return self._inner.source
+
+    @property
+    def principal(self) -> str:
+        """Who sent it, as brokers know it: "" for anonymous clients."""
+        return self._inner.principal
 
     @property
     def payload(self) -> bytes:
@@ -199,7 +204,7 @@ class Application:
         without a message; None: never."""
         check_patience(timeout)
         inner = self._inner.inbox(window=window)
-        self._thread.call(inner._open)
+        self._thread.call(inner._consumer.open)
         return ApplicationInbox(inner, self._thread, timeout)
 
 

@@ -7,8 +7,10 @@ broker first, since only that one recognises retries of what it accepted without
 reconnect, unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`). Without a
 broker for `outage_us`, calls fail, and durable publishes are withdrawn.
 
+A broker that stops says where others are, and the client goes there.
+
 A core that `seeks` has its driver look for brokers (discovery) when it knows of none that answers, and from
-time to time while it is up, in case another has become much better. It goes where a broker that stops says.
+time to time while it is up, in case another has become much better.
 
 Clock skew (spec T5, V9): ids carry our clock plus an adjustment, the offset of the broker's clock, which is
 measured at connect and by every pong like that between brokers (`clocks`). A broker that finds our ids too
@@ -44,6 +46,7 @@ from postroad.client.effects import (
     Received,
     Seek,
     Stored,
+    Tried,
     Up,
 )
 from postroad.client.inbox import Inbox
@@ -106,6 +109,7 @@ class ClientCore:
         self._draw = draw
         self._connection: int | None = None  # set in OPENING and UP
         self._welcomed = False  # some broker accepted us once: from then on we dial for ever
+        self.principal = ""  # whom the last broker takes us for
         self._publisher = (0, b"")  # the last number that a broker gave us, and the key to it
         self._publishers: dict[str, tuple[int, bytes]] = {}  # likewise, by address, at most MAX_PLACES
         self._places = Places(settings.addresses)
@@ -434,6 +438,7 @@ class ClientCore:
         check_welcome(message)
         self._clock = ClockOffset()
         self._clock.measured(self._hello_us, message.time_us, now_us)
+        self.principal = message.principal
         self._publisher = (message.publisher, message.resume_key)
         self._publishers.pop(self._places.current, None)
         self._publishers[self._places.current] = self._publisher
@@ -476,17 +481,28 @@ class ClientCore:
         elif isinstance(error, PeerError) and self.state is State.UP:
             final = self._refused and not self._lasted(now_us)
         else:
-            final = isinstance(error, UsageError | PeerError) or not self._welcomed
+            final = isinstance(error, UsageError | PeerError) or not (self._welcomed or message.go_to)
         if final:
             if self._connection is not None:
                 self._out.append(Close(self._connection, error))
             self._fail(error)
         else:
-            moves = bool(message.go_to) and self.settings.seeks and self.state is State.UP
-            if moves:
-                self._places.move(message.go_to[:MAX_PLACES])
+            moves = self._sent_on(message.go_to)
             self._drop(error, now_us, pause=isinstance(error, PeerError), go_elsewhere=moves)
             self._refused = isinstance(error, PeerError) and not isinstance(error, DamagedError)
+
+    def _sent_on(self, go_to: tuple[str, ...]) -> bool:
+        """A broker that stops names others. True: this client goes to another place at once. One that was
+        given several addresses tries the others of those first. A shared subscription is at its broker
+        only."""
+        if not go_to or self.inbox.has_shared:
+            return False
+        if self.state is not State.UP:
+            self._places.add(go_to)
+            return False
+        given = () if self.settings.seeks else self.settings.addresses
+        self._places.move([*given, *go_to][:MAX_PLACES])
+        return True
 
     def _on_ping(self, message: wire.Ping, now_us: int) -> None:
         self._send(wire.Pong(time_us=message.time_us, at_us=now_us))
@@ -534,6 +550,9 @@ class ClientCore:
 
     def _on_acked(self, message: wire.Acked, _now_us: int) -> None:
         self._out += self.inbox.acked(message)
+
+    def _on_attempts(self, message: wire.Attempts, _now_us: int) -> None:
+        self._out.append(Tried(number=message.number, pubend=message.pubend, attempts=message.attempts))
 
     def _on_reply(self, message: wire.Reply, _now_us: int) -> None:
         if message.number not in self._requests:
@@ -670,7 +689,7 @@ class ClientCore:
             self._send(request)
         effects = self._take()
         if repair is not None:
-            self.effort.repair(request.number, wanted.topic, wanted.where, repair, now_us + self.skew_us)
+            self.effort.repair(request.number, wanted.topic, wanted.where, repair, now_us)
         return request.number, effects + self._take()
 
     def unsubscribe(self, number: int) -> list[Effect]:
@@ -687,16 +706,21 @@ class ClientCore:
         *,
         token: Mapping[int, int] | None = None,
         events: Mapping[int, tuple[int, ...]] | None = None,
+        rejected: Mapping[int, tuple[int, ...]] | None = None,
+        delay_us: int = 0,
         confirm: bool = False,
     ) -> tuple[int, list[Effect]]:
-        """Everything of a durable subscription up to these ticks was consumed; of a shared one, these events.
+        """Everything of a durable subscription up to these ticks was consumed; of a shared one, these events,
+        and those that were rejected are to be tried again after `delay_us`.
 
         With `confirm` Acknowledged follows, under the ticket returned. Without, and without a connection, it
         is not said: the next acknowledgement says it too.
         """
         if number not in self.inbox:
             return 0, self._take()
-        ack = self.inbox.acknowledge(number, token or {}, events or {}, confirm=confirm)
+        ack = self.inbox.acknowledge(
+            number, token or {}, events or {}, rejected=rejected or {}, delay_us=delay_us, confirm=confirm
+        )
         if self.state is State.UP:
             self._send(ack)
         return ack.ticket, self._take()
@@ -845,6 +869,7 @@ _MESSAGES: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]
     (State.UP, wire.Subscribed): ClientCore._on_subscribed,
     (State.UP, wire.Ended): ClientCore._on_ended,
     (State.UP, wire.Acked): ClientCore._on_acked,
+    (State.UP, wire.Attempts): ClientCore._on_attempts,
     (State.UP, wire.Reply): ClientCore._on_reply,
     (State.UP, wire.Sent): ClientCore._on_sent,
     (State.UP, wire.Receiving): ClientCore._on_receiving,

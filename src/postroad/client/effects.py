@@ -166,6 +166,15 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """These events of a shared subscription, which come next, were tried before: (tick, attempt)."""
+
+    number: int
+    pubend: int
+    attempts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """The broker has read everything that was sent before the ping of this time."""
 
@@ -198,9 +207,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """Parcels whose messages are all accepted by consumers."""
+    """Parcels whose messages are all accepted by consumers; with an error, one of them never will be."""
 
     ordinals: tuple[int, ...]
+    error: PostroadError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +263,7 @@ Effect = (
     | Passed
     | Ended
     | Acknowledged
+    | Tried
     | Heard
     | Answered
     | Kept

@@ -298,17 +298,24 @@ class Inbox:
     # --- acknowledgements
 
     def acknowledge(
-        self, number: int, token: Mapping[int, int], events: Mapping[int, tuple[int, ...]], *, confirm: bool
+        self,
+        number: int,
+        token: Mapping[int, int],
+        events: Mapping[int, tuple[int, ...]],
+        *,
+        rejected: Mapping[int, tuple[int, ...]],
+        delay_us: int,
+        confirm: bool,
     ) -> wire.Ack:
         """The message, with a ticket if it is to be confirmed; until it is, it may be refused."""
         subscription = self._subscriptions[number]
         if not confirm:
             subscription.acked = subscription.acked.maximum(CheckpointToken(token))
-            return _ack(number, token, events, 0)
+            return _ack(number, token, events, rejected, delay_us, 0)
         if len(subscription.acking) >= MAX_ACKING:
             raise UsageError(f"more than {MAX_ACKING} acknowledgements at once")
         self._last_ticket += 1
-        ack = _ack(number, token, events, self._last_ticket)
+        ack = _ack(number, token, events, rejected, delay_us, self._last_ticket)
         subscription.acking[ack.ticket] = ack
         return ack
 
@@ -339,10 +346,21 @@ def _taken(batch: EventBatch) -> tuple[Gap | None, EventBatch | None]:
 
 
 def _ack(
-    number: int, token: Mapping[int, int], events: Mapping[int, tuple[int, ...]], ticket: int
+    number: int,
+    token: Mapping[int, int],
+    events: Mapping[int, tuple[int, ...]],
+    rejected: Mapping[int, tuple[int, ...]],
+    delay_us: int,
+    ticket: int,
 ) -> wire.Ack:
-    text = CheckpointToken(token).to_json() if token else ""
-    return wire.Ack(number=number, token=text, events=dict(events), ticket=ticket)
+    return wire.Ack(
+        number=number,
+        token=CheckpointToken(token).to_json() if token else "",
+        events=dict(events),
+        ticket=ticket,
+        rejected=dict(rejected),
+        delay_us=delay_us,
+    )
 
 
 def _is_other(subscription: _Subscription, message: wire.Subscribed) -> bool:

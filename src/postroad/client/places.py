@@ -55,6 +55,10 @@ class Places:
         self._addresses = list(dict.fromkeys(addresses))[:MAX_PLACES]
         self._at = self._tried = 0
 
+    def add(self, addresses: Sequence[str]) -> None:
+        """These are tried too, behind all others."""
+        self._addresses = list(dict.fromkeys([*self._addresses, *addresses]))[:MAX_PLACES]
+
     def move(self, addresses: Sequence[str]) -> None:
         """First these; what is known already stays behind them, and the current one last."""
         left = self.current

@@ -3,10 +3,12 @@
 A *consumer* is one inbox object. It comes again by itself after every lost connection, under the same
 identity, and says every verdict again that was not answered. It refuses what comes from an earlier place than
 it has seen: a broker that was replaced. A message that the application has or that is being settled is not
-handed out again; one that it accepted is not either, but accepted again, since the first accept was lost on
-the way. For that the last accepted id of each source is remembered, and of messages without order the last
-keys. What came behind a transactional message that was rejected waits here until that one comes again. Work
-counts only when a verdict is answered; `taken` means that it counts for somebody else.
+handed out again, though it may come with another key: a consumer that was away for long comes back to a later
+attempt. One that it accepted is not either, but accepted again, since the first accept was lost on the way.
+For that the last accepted id of each source is remembered, and of messages without order the last ones. What
+came behind a transactional message that is being rejected waits here. Once that is confirmed, it is forgotten
+here: the broker brings it again behind that one. Work counts only when a verdict is answered; `taken` means
+that it counts for somebody else, and what came behind it is forgotten too: it is the other's, or comes again.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ MAX_WINDOW: Final = 4_096  # messages
 MAX_KEYS: Final = 256  # of one SETTLE
 MAX_KEY_BYTES: Final = 1_024
 MAX_SOURCES: Final = 10_000  # sessions whose last accepted id is remembered
-MAX_ACCEPTED: Final = 4_096  # keys of messages without order
+MAX_ACCEPTED: Final = 4_096  # messages without order
 MAX_INBOXES: Final = 1_000  # of one client
 SPARE: Final = 256  # messages over the window that may come while responsibility changes
 PAUSE_US: Final = 50 * MILLISECOND_US  # before it asks again, doubled each time
 MAX_PAUSE_US: Final = SECOND_US
 MAX_REASON: Final = 1_000  # characters
+Identity = tuple[str, bytes, int]  # of a message: its sender, its id
 OUTCOMES: Final = frozenset({"accepted", "again", "dead", "taken", "early"})
 _UNREADABLE: Final = "its attributes cannot be read"
 
@@ -44,7 +47,8 @@ class Settlement:
     verdict: str
     delay_us: int
     reason: str
-    keys: list[bytes]
+    messages: list[Identity]
+    keys: list[bytes]  # of the attempts that it is about
     tickets: list[int]  # the application's, one per key; 0: nobody waits
     since_us: int
     said: bool = False  # on this connection
@@ -59,15 +63,14 @@ class Consumer:
     again_us: int | None = None  # when it asks again, or says verdicts again
     pause_us: int = 0
     place: bytes = b""  # the highest seen
-    unsettled: dict[bytes, wire.QueueMessage] = field(
-        default_factory=dict
-    )  # with the application, or being settled
+    # With the application, or being settled; each as it came last.
+    unsettled: dict[Identity, wire.QueueMessage] = field(default_factory=dict)
     ready: deque[wire.QueueMessage] = field(default_factory=deque)  # of them, those to be handed out
-    retried: dict[tuple[str, bytes], int] = field(default_factory=dict)  # id that a session goes on with
+    rejecting: dict[tuple[str, bytes], set[int]] = field(default_factory=dict)  # ids, by session
     settling: dict[int, Settlement] = field(default_factory=dict)  # by ticket on the wire
     fresh: list[Settlement] = field(default_factory=list)  # not said yet
     last: dict[tuple[str, bytes], int] = field(default_factory=dict)  # the last accepted id of a session
-    accepted: dict[bytes, None] = field(default_factory=dict)  # keys of messages without order
+    accepted: dict[Identity, None] = field(default_factory=dict)  # messages without order
 
 
 class Receiver:
@@ -123,23 +126,30 @@ class Receiver:
         return [wire.Unreceive(number=number)]
 
     def settle(
-        self, number: int, key: bytes, verdict: str, now_us: int, *, delay_us: int = 0, reason: str = ""
+        self,
+        number: int,
+        message: wire.QueueMessage,
+        verdict: str,
+        now_us: int,
+        *,
+        delay_us: int = 0,
+        reason: str = "",
     ) -> int:
         """Say it with the next `take`; Verdict follows, under the ticket returned."""
         consumer = self._consumers.get(number)
-        if consumer is None or key not in consumer.unsettled:
+        latest = None if consumer is None else consumer.unsettled.get(_identity(message))
+        if consumer is None or latest is None:
             raise UsageError("this message is settled, or its inbox is closed")
-        message = consumer.unsettled[key]
         if verdict == "again" and message.form == "transactional":
-            consumer.retried[message.source, message.session] = message.id
+            consumer.rejecting.setdefault(message.sender, set()).add(message.id)
         self._last_verdict += 1
-        self._settle(consumer, key, verdict, now_us, self._last_verdict, delay_us, reason)
+        self._settle(consumer, latest, verdict, now_us, self._last_verdict, delay_us, reason)
         return self._last_verdict
 
     def _settle(
         self,
         consumer: Consumer,
-        key: bytes,
+        message: wire.QueueMessage,
         verdict: str,
         now_us: int,
         ticket: int,
@@ -152,10 +162,13 @@ class Receiver:
             and (last.verdict, last.delay_us, last.reason) == (verdict, delay_us, reason)
             and len(last.keys) < MAX_KEYS
         ):
-            last.keys.append(key)
+            last.messages.append(_identity(message))
+            last.keys.append(message.key)
             last.tickets.append(ticket)
         else:
-            consumer.fresh.append(Settlement(verdict, delay_us, reason, [key], [ticket], now_us))
+            consumer.fresh.append(
+                Settlement(verdict, delay_us, reason, [_identity(message)], [message.key], [ticket], now_us)
+            )
 
     def next(self, number: int) -> wire.QueueMessage | None:
         """The next message for the application, which is its own from then on; None: there is none now."""
@@ -163,13 +176,11 @@ class Receiver:
         if consumer is None:
             return None
         for place, message in enumerate(consumer.ready):
-            session = (message.source, message.session)
-            if message.form == "transactional" and message.id > consumer.retried.get(session, message.id):
+            rejecting = consumer.rejecting.get(message.sender, ())
+            if message.form == "transactional" and any(number < message.id for number in rejecting):
                 continue
-            if message.form == "transactional":
-                consumer.retried.pop(session, None)
             del consumer.ready[place]
-            return message
+            return consumer.unsettled[_identity(message)]
         return None
 
     def take(self, now_us: int) -> list[wire.Message]:
@@ -238,35 +249,36 @@ class Receiver:
         for each in message.messages:
             if len(each.key) > MAX_KEY_BYTES:
                 raise PeerError(f"a key of {len(each.key)} bytes, at most {MAX_KEY_BYTES} are possible")
-            if each.key in consumer.unsettled:
+            if _identity(each) in consumer.unsettled:
+                consumer.unsettled[_identity(each)] = each
                 continue
             if len(consumer.unsettled) >= 4 * consumer.receive.window + SPARE:
                 window = consumer.receive.window
                 raise PeerError(f"{len(consumer.unsettled)} messages are not settled, the window is {window}")
-            consumer.unsettled[each.key] = each
+            consumer.unsettled[_identity(each)] = each
             if self._was_accepted(consumer, each):
-                self._settle(consumer, each.key, "accept", now_us, 0)
+                self._settle(consumer, each, "accept", now_us, 0)
             elif not _readable(each.attributes):
-                self._settle(consumer, each.key, "dead", now_us, 0, reason=_UNREADABLE)
+                self._settle(consumer, each, "dead", now_us, 0, reason=_UNREADABLE)
             else:
-                consumer.ready.append(each)
+                _make_ready(consumer, each)
                 arrived = True
         return [Arrived(number=message.number)] if arrived else []
 
     @staticmethod
     def _was_accepted(consumer: Consumer, message: wire.QueueMessage) -> bool:
         if message.form == "transactional":
-            return message.id <= consumer.last.get((message.source, message.session), 0)
-        return message.key in consumer.accepted
+            return message.id <= consumer.last.get(message.sender, 0)
+        return _identity(message) in consumer.accepted
 
     def settled(self, message: wire.Settled, now_us: int) -> list[Effect]:
-        """PeerError if it is about nothing."""
+        """PeerError if it is about nothing. What was given up may be answered late."""
+        if not 1 <= message.ticket <= self._last_ticket:
+            raise PeerError(f"SETTLED {message.ticket}, only {self._last_ticket} verdicts were said")
         consumer = self._consumers.get(message.number)
-        if consumer is None:
+        settlement = None if consumer is None else consumer.settling.get(message.ticket)
+        if consumer is None or settlement is None:
             return []
-        settlement = consumer.settling.get(message.ticket)
-        if settlement is None:
-            raise PeerError(f"SETTLED {message.ticket}, which nobody waits for")
         if message.code:
             error = from_wire(message.code, printable(message.reason))
             settlement.said = False
@@ -292,37 +304,50 @@ class Receiver:
         settlement = consumer.settling.pop(ticket)
         effects: list[Effect] = []
         said = list(outcomes) or [""] * len(settlement.keys)
-        for key, waiting, outcome in zip(settlement.keys, settlement.tickets, said, strict=True):
-            message = consumer.unsettled.get(key)
-            if outcome not in ("", "early"):
-                consumer.unsettled.pop(key, None)
-            if outcome == "accepted" and message is not None:
-                self._remember(consumer, message)
-            if outcome != "again" and message is not None:
-                self._go_on(consumer, message)
+        for identity, key, waiting, outcome in zip(
+            settlement.messages, settlement.keys, settlement.tickets, said, strict=True
+        ):
+            message = consumer.unsettled.get(identity)
+            if message is not None:
+                self._end(consumer, message, outcome, later=message.key != key)
             if waiting:
                 effects.append(Verdict(ticket=waiting, outcome=outcome, error=error))
         if consumer.ready:
             effects.append(Arrived(number=consumer.receive.number))
         return effects
 
-    @staticmethod
-    def _go_on(consumer: Consumer, message: wire.QueueMessage) -> None:
-        """It does not come again: what is behind it need not wait."""
-        session = (message.source, message.session)
-        if consumer.retried.get(session) == message.id:
-            del consumer.retried[session]
+    def _end(self, consumer: Consumer, message: wire.QueueMessage, outcome: str, *, later: bool) -> None:
+        """What was said of a message is answered. `later`: it has come with a later attempt meanwhile."""
+        session = message.sender
+        rejecting = consumer.rejecting.get(session, set())
+        rejecting.discard(message.id)
+        if not rejecting:
+            consumer.rejecting.pop(session, None)
+        if outcome in ("", "early"):
+            return
+        if outcome == "accepted":
+            del consumer.unsettled[_identity(message)]
+            self._remember(consumer, message)
+            return
+        if later:
+            _make_ready(consumer, message)
+            return
+        del consumer.unsettled[_identity(message)]
+        if outcome in ("again", "taken"):
+            for each in [each for each in consumer.ready if _is_behind(each, message)]:
+                consumer.ready.remove(each)
+                del consumer.unsettled[_identity(each)]
 
     @staticmethod
     def _remember(consumer: Consumer, message: wire.QueueMessage) -> None:
         """Oldest first, so that the oldest is forgotten."""
         if message.form == "transactional":
-            source = (message.source, message.session)
+            source = message.sender
             consumer.last[source] = max(message.id, consumer.last.pop(source, 0))
             if len(consumer.last) > MAX_SOURCES:
                 del consumer.last[next(iter(consumer.last))]
         else:
-            consumer.accepted[message.key] = None
+            consumer.accepted[_identity(message)] = None
             if len(consumer.accepted) > MAX_ACCEPTED:
                 del consumer.accepted[next(iter(consumer.accepted))]
 
@@ -362,14 +387,40 @@ class Receiver:
     def check(self) -> None:
         """The invariants."""
         for consumer in self._consumers.values():
-            settling = [key for each in consumer.settling.values() for key in each.keys]
-            settling += [key for each in consumer.fresh for key in each.keys]
+            settling = [message for each in consumer.settling.values() for message in each.messages]
+            settling += [message for each in consumer.fresh for message in each.messages]
             if not consumer.unsettled.keys() >= set(settling):
                 raise BugError("a message is being settled that nobody has")
-            if not consumer.unsettled.keys() >= {message.key for message in consumer.ready}:
+            if not consumer.unsettled.keys() >= {_identity(message) for message in consumer.ready}:
                 raise BugError("a message is ready that is settled")
             if (consumer.joined or consumer.asked) and not self.open:
                 raise BugError("a consumer has joined without a connection")
+
+
+def _identity(message: wire.QueueMessage) -> Identity:
+    return (*message.sender, message.id)
+
+
+def _make_ready(consumer: Consumer, message: wire.QueueMessage) -> None:
+    """To be handed out, before all that is behind it in its session: some of that may have been here since
+    before this message went to another consumer and came back."""
+    place = len(consumer.ready)
+    for distance, each in enumerate(reversed(consumer.ready), 1):
+        if _is_behind(message, each):
+            break
+        if _is_behind(each, message):
+            place = len(consumer.ready) - distance
+    consumer.ready.insert(place, message)
+
+
+def _is_behind(message: wire.QueueMessage, other: wire.QueueMessage) -> bool:
+    """Whether it follows the other one in the order of their session. What is cheap is compared first."""
+    return (
+        message.session == other.session
+        and message.id > other.id
+        and message.form == other.form == "transactional"
+        and message.sender == other.sender
+    )
 
 
 def _readable(attributes: bytes) -> bool:

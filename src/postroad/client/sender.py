@@ -4,7 +4,7 @@ A *parcel* is one message, or several that stand together as one transaction. It
 is sent again under the same id after every lost connection, and after a pause when a broker says `full`,
 `unavailable` or `gap`. A *lane* is what one session sends to one inbox: transactional messages go in their
 order there, so while one waits, those behind it wait too; other lanes go on. Each names the one before it
-(`after`) that was not given up.
+(`after`) that was not given up; none where all before it are kept.
 
 A transactional message names its *chain*, since two networks that were founded apart may meet, and then it
 must be known in which one an id was sent first (spec, responsibility 9). The first message of a lane is sent
@@ -32,12 +32,13 @@ from postroad.errors import (
     PeerError,
     PostroadError,
     UnavailableError,
+    UndeliveredError,
     UsageError,
     from_wire,
 )
 from postroad.ids import first_number
 from postroad.links.handshake import printable
-from postroad.units import MIB, MILLISECOND_US, SECOND_US
+from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 from postroad.wire import frames as wire
 from postroad.wire.frames import MAX_BODY_BYTES, Posting
 
@@ -45,6 +46,7 @@ MAX_UNKEPT: Final = 4_096  # messages
 MAX_UNKEPT_BYTES: Final = 8 * MIB
 MAX_CONFIRMING: Final = 65_536  # messages that are kept and whose delivery is awaited
 MAX_TOGETHER: Final = 256  # messages of one SEND
+MAX_TRANSACTION_BYTES: Final = 700 * KIB  # what brokers write at once
 MAX_LANES: Final = 10_000  # remembered; of idle ones, the oldest are forgotten
 MAX_UNANSWERED: Final = 1_024  # SENDs without an answer whose errors are still told
 MAX_ID: Final = (1 << 62) - 1
@@ -177,11 +179,15 @@ class Sender:
         postings: Sequence[Posting],
         now_us: int,
         *,
+        skew_us: int = 0,
         reliable: bool,
         together: bool,
         confirm: bool,
     ) -> list[tuple[int, int]]:
-        """Queue messages, without ids, if there is `room`: an ordinal of a parcel and an id for each."""
+        """Queue messages, without ids, if there is `room`: an ordinal of a parcel and an id for each.
+
+        Ids have the time of the broker, whose clock is `skew_us` ahead of ours. Patience has our own.
+        """
         sender = self._sessions.get(session)
         if sender is None:
             raise UsageError("this application is closed")
@@ -190,11 +196,11 @@ class Sender:
                 f"{MAX_CONFIRMING} messages are kept and not delivered, of which you wait to hear"
             )
         if together:
-            return self._add(sender, form, postings, now_us, reliable, together, confirm)
+            return self._add(sender, form, postings, now_us, skew_us, reliable, together, confirm)
         return [
             entry
             for posting in postings
-            for entry in self._add(sender, form, [posting], now_us, reliable, together, confirm)
+            for entry in self._add(sender, form, [posting], now_us, skew_us, reliable, together, confirm)
         ]
 
     def _add(
@@ -203,6 +209,7 @@ class Sender:
         form: str,
         postings: Sequence[Posting],
         now_us: int,
+        skew_us: int,
         reliable: bool,
         together: bool,
         confirm: bool,
@@ -223,10 +230,12 @@ class Sender:
         )
         for posting in postings:
             lane = self._lane(sender.session, posting.inbox, parcel.ordered)
-            sender.last = max(sender.last + 1, first_number(now_us // MILLISECOND_US))
+            sender.last = max(sender.last + 1, first_number((now_us + skew_us) // MILLISECOND_US))
             if sender.last > MAX_ID:
                 raise BugError(f"id {sender.last} is over {MAX_ID}")
-            parcel.postings.append(replace(posting, id=sender.last, after=lane.last if parcel.ordered else 0))
+            # What is kept cannot be passed, and an inbox may have forgotten its sender since.
+            after = lane.last if parcel.ordered and lane.unkept else 0
+            parcel.postings.append(replace(posting, id=sender.last, after=after))
             if parcel.ordered:
                 lane.last = sender.last
             lane.unkept += 1
@@ -317,6 +326,8 @@ class Sender:
             effects = self._kept(places, message.chain)
         elif message.state == "delivered":
             effects = self._kept(places, message.chain) + self._delivered(places)
+        elif message.state == "dead":
+            effects = self._kept(places, message.chain) + self._undelivered(places)
         elif message.state == "gap" or message.code in ("full", "unavailable"):
             error = from_wire(message.code or "unavailable", printable(message.reason or "it came too early"))
             effects = self._send_later(places, message.chain, error, now_us)
@@ -375,6 +386,15 @@ class Sender:
                 self._waiting.pop(parcel.ordinal, None)
                 done.append(parcel.ordinal)
         return [Confirmed(ordinals=tuple(done))] if done else []
+
+    def _undelivered(self, places: list[tuple[Parcel, int]]) -> list[Effect]:
+        """Nobody will accept these: they are dead letters, have expired or were dropped."""
+        gone = [parcel.ordinal for parcel in dict.fromkeys(parcel for parcel, _ in places)]
+        done = [ordinal for ordinal in gone if self._confirming.pop(ordinal, None) is not None]
+        for ordinal in done:
+            self._waiting.pop(ordinal, None)
+        error = UndeliveredError("nobody accepted it: it has expired, is a dead letter, or was dropped")
+        return [Confirmed(ordinals=tuple(done), error=error)] if done else []
 
     def _send_later(
         self, places: list[tuple[Parcel, int]], chain: bytes, error: PostroadError, now_us: int

@@ -26,15 +26,22 @@ from postroad.client.clock import now_us
 from postroad.client.repair.settings import RepairSettings
 from postroad.client.settings import check_texts
 from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
-from postroad.events import Event, EventBatch, Gap, GapError
+from postroad.events import TTL, Event, EventBatch, Gap, GapError
 from postroad.events.token import CheckpointToken
 from postroad.ids import parse_pubend
+from postroad.units import SECOND_US
 from postroad.wire.frames import Subscribe
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
 
 TURN_S: Final = 0.002
+MAX_DELAY_S: Final = 86_400.0  # of an event that is rejected
+MAX_TRIED: Final = 65_536  # events that come next and were tried before
+_NOT_HERE: Final = (
+    "this event is not with this consumer any more: it was acknowledged or rejected, or the connection broke "
+    "and it goes to another"
+)
 MAX_UNREAD: Final = 16_384  # batches of best-effort events that wait for the application
 
 
@@ -56,6 +63,7 @@ class Subscription:
         self.topic, self.where = wanted.topic, wanted.where
         self.durable, self.shared = wanted.durable, wanted.shared
         self._repair = repair
+        self.expired = 0  # events that nobody was handed, since their time was over
         self.dropped = 0  # best-effort batches that this program was too slow for
         self._token: dict[int, int] = dict(CheckpointToken.from_json(wanted.token)) if wanted.token else {}
         self._reading = (0, 0)  # pubend and end of the batch being read
@@ -66,6 +74,9 @@ class Subscription:
         # Shared: handed out, by pubend and tick -> whether it is a gap, by its first tick.
         self._handed_out: dict[tuple[int, int], bool] = {}
         self._due_events: dict[tuple[int, int], bool] = {}  # shared: consumed, to be acknowledged
+        self._attempts: dict[
+            tuple[int, int], int
+        ] = {}  # shared: of events that come next and were tried before
         self._last: dict[int, int] = {}  # the newest event or gap handed out: pubend -> tick
         self._acked: dict[int, int] = {}  # the token is the application's: what it said it has stored
         self._saying = False  # an acknowledgement is scheduled
@@ -94,6 +105,8 @@ class Subscription:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
+            if issubclass(kind, Exception):
+                self._reject_last()
             self._fresh.clear()  # who fails is not done with what it was given last
             self._handed_out.clear()
         await self.close()
@@ -180,10 +193,7 @@ class Subscription:
             else:
                 token, events = dict(self._token), list(self._handed_out)
             if self.shared and not self._handed_out.keys() >= set(events):
-                raise UnavailableError(
-                    "this event is not with this consumer any more: it was acknowledged, or the connection "
-                    "broke and it goes to another"
-                )
+                raise UnavailableError(_NOT_HERE)
             for place in events:
                 self._handed_out.pop(place, None)
         if events if self.shared else token:
@@ -192,6 +202,47 @@ class Subscription:
             )
             with self._lock:
                 self._acked = dict(CheckpointToken(self._acked).maximum(CheckpointToken(token)))
+
+    async def reject(self, event: Event, *, delay: float = 0.0) -> None:
+        """This attempt at an event of a shared subscription failed: it comes again, to whichever consumer,
+        after `delay` seconds, with `event.attempt` one higher; or it is a dead letter, if that was the last
+        attempt. Returns when the attempt is on the broker's disk.
+
+        A loop that ends with an exception has rejected the event that it was at.
+        """
+        if not self.shared:
+            raise UsageError("only an event of a shared durable subscription is rejected")
+        if self._number is None or self._over:
+            raise self._error or UsageError("this subscription is closed")
+        if not isinstance(event, Event) or event.pubend is None or event.tick is None:
+            raise UsageError("only a durable event is rejected")
+        if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY_S:
+            raise UsageError(f"`delay` is between 0 and {MAX_DELAY_S} seconds, not {delay!r}")
+        place = (parse_pubend(event.pubend), event.tick)
+        with self._lock:
+            if place not in self._handed_out:
+                raise UnavailableError(_NOT_HERE)
+            del self._handed_out[place]
+        await self._client._acknowledge(
+            self._number, None, None, rejected=_by_pubend([place]), delay_us=round(delay * SECOND_US)
+        )
+
+    def _reject_last(self) -> None:
+        """The application failed at what it was handed last; nobody waits to hear that it is counted."""
+        client = self._client
+        with self._lock:
+            place, is_gap = next(reversed(self._handed_out.items()), (None, True))
+        if place is None or is_gap or self._number is None or self._over or not client.connected:
+            return
+        _, effects = client._core.acknowledge(self._number, rejected=_by_pubend([place]))
+        client._perform(effects)
+
+    def _tried(self, pubend: int, attempts: Iterable[tuple[int, int]]) -> None:
+        """These come next, and not for the first time."""
+        for tick, attempt in attempts:
+            self._attempts[pubend, tick] = attempt
+        while len(self._attempts) > MAX_TRIED:
+            del self._attempts[next(iter(self._attempts))]
 
     def _up_to(self, place: tuple[int, int]) -> list[tuple[int, int]]:
         """Shared: this event, and the gaps that were handed out before it."""
@@ -232,6 +283,29 @@ class Subscription:
                     self._acked[pubend] = self._due[pubend] = tick
         self._say()
 
+    def _pass_over(self, event: Event) -> None:
+        """Its time is over: nobody is handed it, and it need not come again."""
+        self.expired += 1
+        if event.tick is None or not self.durable:
+            return
+        pubend, end = self._reading
+        tick = event.tick if self._ready else end
+        with self._lock:
+            if self.shared:
+                self._due_events[pubend, event.tick] = False
+                self._attempts.pop((pubend, event.tick), None)
+            else:
+                if tick > self._token.get(pubend, 0):
+                    self._token[pubend] = tick
+                kept_here = self._wanted.ack in ("auto", "batch")
+                if kept_here and pubend not in self._fresh:
+                    self._settled[pubend] = self._due[pubend] = tick
+                elif kept_here:
+                    self._fresh[pubend] = tick  # with what was handed out before it
+                elif self._acked.get(pubend, 0) >= self._last.get(pubend, 0):
+                    self._acked[pubend] = self._due[pubend] = tick
+        self._say_soon()
+
     def _settle(self) -> None:
         """Who asks for more is done with what it had."""
         if self._wanted.ack not in ("auto", "batch") or not (self._fresh or self._handed_out):
@@ -242,6 +316,10 @@ class Subscription:
             self._fresh.clear()
             self._due_events.update(self._handed_out)
             self._handed_out.clear()
+        self._say_soon()
+
+    def _say_soon(self) -> None:
+        with self._lock:
             if self._saying or self._call_soon is None:
                 return
             self._saying = True
@@ -268,6 +346,7 @@ class Subscription:
             with self._lock:
                 self._handed_out.clear()
                 self._due_events.clear()
+                self._attempts.clear()
             self._drop_unread()
 
     def _drop_unread(self) -> None:
@@ -317,13 +396,19 @@ class Subscription:
             return None
         if self._wanted.ack == "auto":
             self._settle()
-        try:
-            event = self._ready.popleft()
-        except IndexError:  # the connection broke, and it goes to another consumer
-            return None
+        while True:
+            try:
+                event = self._ready.popleft()
+            except IndexError:  # the connection broke, and it goes to another consumer; or all are too old
+                return None
+            if TTL not in event.attributes or self._wanted.until or not event.expired(self._client._now_ms()):
+                break
+            self._pass_over(event)
         if event.tick is not None:
             pubend, end = self._reading
             self._hand_out(pubend, event.tick, event.tick if self._ready else end)
+            if self._attempts:
+                force_setattr(event, "attempt", self._attempts.pop((pubend, event.tick), 1))
         if REPLY_TO in event.attributes:
             force_setattr(event, "_answer", self._answer)
         return event
@@ -343,6 +428,7 @@ class Subscription:
         if self.shared:
             for tick in batch.headers["tick"].tolist():
                 self._hand_out(batch.pubend, tick, tick)
+                self._attempts.pop((batch.pubend, tick), None)
         else:
             self._hand_out(batch.pubend, batch.end, batch.end)
 

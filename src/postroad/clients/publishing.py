@@ -24,7 +24,7 @@ import numpy as np
 
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch
-from postroad.ids import COUNT_BITS, LAST_COUNT, Identity, MessageId
+from postroad.ids import COUNT_BITS, DEAD_LETTERS_PUBLISHER, LAST_COUNT, Identity, MessageId
 from postroad.seam.peers import Peer
 from postroad.wire.frames import Limits
 
@@ -94,6 +94,10 @@ class Receipts:
         if not waiting:
             del self._waiting[entry.connection]
 
+    def waits(self, connection: int) -> bool:
+        """Whether a frame of it is not answered."""
+        return connection in self._waiting or connection in self._due
+
     def closed(self, connection: int) -> None:
         self._waiting.pop(connection, None)
         self._due.pop(connection, None)
@@ -158,7 +162,9 @@ class Publishers:
         if prefix == (peer.publisher << 32 | self._me).to_bytes(8, "big"):  # drawn here
             return prefix
         publisher, broker = int.from_bytes(prefix[:4], "big"), int.from_bytes(prefix[4:], "big")
-        if broker == self._me and publisher >> COUNT_BITS == self._start:
+        if broker == self._me and (
+            publisher >> COUNT_BITS == self._start or publisher == DEAD_LETTERS_PUBLISHER
+        ):
             raise PeerError(
                 f"a publish frame with the ids of publisher {publisher:08x} of this broker; this connection's"
                 f" is {peer.publisher:08x}"

@@ -127,7 +127,8 @@ class Subscribing:
         selector = Selector.parse(message.topic, message.where, self._limits)
         if not self._links.may_subscribe(peer.connection, message.topic):
             who = peer.principal or "anonymous"
-            raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
+            every = "every topic, where answers to others are: '#' leaves those out"
+            raise DeniedError(f"{who} may not subscribe to {message.topic or every}")
         return selector
 
     def _subscribe_plain(self, turn: Turn, peer: Peer, message: Subscribe, selector: Selector) -> None:

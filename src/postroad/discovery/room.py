@@ -140,6 +140,7 @@ class Discovery:
         self._memory = Memory(config.remember)
         self._rates = Rates()
         self._usage = Usage()
+        self._process_share = 0.0  # of a core, that this process took
         self._secret = b""  # what discovery nodes pass requests on with; drawn when it is first needed
         self._group = endpoint(config.group) if config.group else None
         self._has_disk = board.has_disk
@@ -151,6 +152,7 @@ class Discovery:
         self._search_pause_us = SEARCH_FIRST_US
         self._joined: list[str] = []  # addresses dialled because they were found
         self._counters = dict.fromkeys(COUNTERS, 0)
+        self._closed = False  # the process ends
         for kind in _KINDS if config.enabled else ():
             board.datagram(kind, self._on_datagram)
         board.from_broker(Discover, self._on_discover)
@@ -178,6 +180,7 @@ class Discovery:
             turn.join_group(self._group)
 
     def _sampled(self, _turn: Turn, sample: Sample) -> None:
+        self._process_share = sample.process_cpu_share
         self._usage = Usage(
             connections=max(0, sample.connections),
             links=0,
@@ -311,6 +314,8 @@ class Discovery:
                 self._counters["spread"] += 1
 
     def _respond(self, turn: Turn, request: Discover) -> None:
+        if self._closed:
+            return
         endpoint = (request.host, request.port)
         reachable = self._topology.reachable()
         response = Response(
@@ -484,11 +489,11 @@ class Discovery:
         for endpoint, node in list(self._nodes.items()):
             if node.until_us is not None and turn.now_us >= node.until_us:
                 del self._nodes[endpoint]
-            elif turn.now_us >= node.due_us:
+            elif turn.now_us >= node.due_us and not self._closed:
                 self._advertise(turn, endpoint, node, None)
 
     def next_deadline(self) -> int | None:
-        due = [node.due_us for node in self._nodes.values()]
+        due = [] if self._closed else [node.due_us for node in self._nodes.values()]
         if self._search_us is not None:
             due.append(self._search_us)
         search_us = None if self._search is None else self._search.next_deadline()
@@ -497,13 +502,15 @@ class Discovery:
         return min(due, default=None)
 
     def close(self, turn: Turn) -> None:
-        """The process ends: discovery nodes need not wait until the advertisement expires."""
+        """The process ends: discovery nodes need not wait until the advertisement expires, and nobody who
+        looks for a broker is answered any more."""
+        self._closed = True
         for endpoint, node in self._nodes.items():
             if node.cookie is not None:
                 self._advertise(turn, endpoint, node, node.cookie, lifetime_s=0)
 
-    def elsewhere(self) -> tuple[str, ...]:
-        """Where clients may go when this broker stops: the nearest others."""
+    def elsewhere(self) -> list[tuple[int, str]]:
+        """Where clients may go when this broker stops: how far the nearest others are, and where."""
         topology = self._topology
         others = [
             broker
@@ -511,7 +518,9 @@ class Discovery:
             if broker != self._me.number and topology.address(broker)
         ]
         others.sort(key=lambda broker: (topology.distance(broker), broker))
-        return tuple(topology.address(broker) for broker in others[:MAX_ELSEWHERE])
+        return [
+            (topology.distance(broker) or 0, topology.address(broker)) for broker in others[:MAX_ELSEWHERE]
+        ]
 
     # ---- inspection
 
@@ -530,7 +539,10 @@ class Discovery:
             ],
             "multicast": self._config.group or None,
             "found": list(self._joined),
-            "usage": {name: getattr(self._usage, name) for name in Usage.__struct_fields__},
+            "usage": {
+                **{name: getattr(self._usage, name) for name in Usage.__struct_fields__},
+                "process_cpu_share": round(self._process_share, 4),
+            },
         }
 
     def check(self) -> None:

@@ -62,6 +62,9 @@ HEADER_DTYPE: Final = np.dtype(
 )
 
 
+TTL: Final = "$ttl_ms"  # the attribute of an event that expires: milliseconds after it was published
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event as an application sees it. `pubend` and `tick` are those of a durable event, else None."""
 
@@ -71,6 +74,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     pubend: str | None = None
     tick: int | None = None
+    attempt: int = 1  # of a shared durable subscription: one more after each that failed
     _answer: Callable[..., Any] | None = None  # set by the subscription of whoever is asked
 
     def __repr__(self) -> str:
@@ -91,6 +95,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def publisher(self) -> int:
         return self.id.publisher
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it is not handed out any more, by the publisher's clock; None: never."""
+        ttl_ms = self.attributes.get(TTL)
+        if type(ttl_ms) is not int or ttl_ms < 0:
+            return None
+        return _EPOCH + timedelta(milliseconds=min(self.id.time_ms + ttl_ms, _MAX_TIME_MS))
+
+    def expired(self, now_ms: int) -> bool:
+        """Its time is over, if it has one."""
+        ttl_ms = self.attributes.get(TTL)
+        return type(ttl_ms) is int and 0 <= ttl_ms <= now_ms - self.id.time_ms
 
     @property
     def published_at(self) -> datetime:
@@ -123,7 +140,10 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GapError(PostroadError):
-    """Some events are missing, and who reads asked for events alone. `gap` says which."""
+    """Some events are missing, and who reads asked for events alone. `gap` says which.
+
+    Decide whether the work may go on without them. Read on with `async for event in events` to be given Gaps.
+    """
 
     def __init__(self, gap: Gap) -> None:
         super().__init__(str(gap))

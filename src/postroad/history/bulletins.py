@@ -1,6 +1,6 @@
 """What brokers publish about themselves on `$postroad/...`, as bytes (spec P4; issue 4).
 
-Six topics, each an ordinary durable event; docs/tracking.md has the layouts.
+Six topics, each an ordinary durable event; docs/explanation/tracking.md has the layouts.
 
 | topic | payload | attributes besides `broker` and `name` |
 |---|---|---|

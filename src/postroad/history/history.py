@@ -165,6 +165,8 @@ class History:
         self._queued = QueueReport(max(writer.part_bytes, MIN_PART_BYTES))
         self._told_acknowledged = False
         self._restate_us = 0
+        self._ask_us = 0  # when others are asked to restate again: they do not more often either
+        self._asked: list[int] = []  # the last time
         board.request("history.restate", self._restate_all)
         board.query(RESTATE, self._asked_to_restate)
         board.metrics(writer.metrics)
@@ -173,11 +175,14 @@ class History:
 
     def _restate_all(self, turn: Turn, peer: Peer, request: Request) -> None:
         """Every broker that can be reached tells its state again; nobody waits for them."""
+        if turn.now_us >= self._ask_us:
+            self._ask_us = turn.now_us + RESTATE_US
+            me, ask = self._author.broker, self._inquiries.ask
+            others = [number for number in self._sources.reachable() if number != me]
+            asked = [number for number in others if ask(turn, number, RESTATE, b"", _restated)]
+            self._asked = sorted([me, *asked])
         self._restate(turn.now_us)
-        me, ask = self._author.broker, self._inquiries.ask
-        others = [number for number in self._sources.reachable() if number != me]
-        asked = [number for number in others if ask(turn, number, RESTATE, b"", _restated)]
-        body = {"asked": [f"{number:08x}" for number in sorted([me, *asked])]}
+        body = {"asked": [f"{number:08x}" for number in self._asked]}
         reply(turn, peer.connection, request.number, body)
 
     def _asked_to_restate(self, turn: Turn, broker: int, number: int, _body: bytes) -> None:

@@ -3,7 +3,7 @@
 A batch frame is a frame header, `count` event headers of fixed width, then the heap: for each row its
 topic, its attributes and its payload, row after row. Lengths are stored, offsets never are, so that a
 selection of rows copies headers and heap unchanged. All integers are little-endian; message ids are 16
-opaque bytes. docs/protocol.md is the reference for other languages.
+opaque bytes. docs/reference/protocol.md is the reference for other languages.
 """
 
 from __future__ import annotations

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean, median, stdev
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from postroad.discovery.envelopes import Envelopes
 from postroad.discovery.sealing import CertificateSealer
 from postroad.errors import BugError
 from postroad.lab.discovery_figures import draw_pairs
+from postroad.net.certificates import AUTHORITY, make_authority, make_certificate
 from postroad.wire.discovery import Request
 
 SECONDS: Final = 3.0  # of each figure
@@ -43,23 +41,25 @@ NOTES: Final = (
 )
 
 Figures = dict[str, float]
-_Authority = tuple[ec.EllipticCurvePrivateKey, x509.Name, bytes]
 
 
 def run(seconds: float, out: Path | None, progress: Callable[[str], None]) -> tuple[Figures, Figures]:
-    authority = _authority()
     progress("making certificates")
-    alice, bob = (_sealer(authority, name) for name in ("alice", "bob"))
-    measured = {**_validate(authority, bob, seconds), **_seal(alice, bob, seconds)}
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        make_authority(folder)
+        alice, bob = (_sealer(folder, name) for name in ("alice", "bob"))
+        measured = {**_validate(folder, bob, seconds), **_seal(alice, bob, seconds)}
     if out is not None:
         names = ("validate.mean_ms", "request.mean_ms")
         draw_pairs(measured, PAPER, names, "Figures 13 and 14. What security costs", out, "figure13-14")
     return measured, dict(PAPER)
 
 
-def _validate(authority: _Authority, bob: CertificateSealer, seconds: float) -> Figures:
-    strangers = [_issue(authority, f"stranger {number}")[0] for number in range(STRANGERS)]
-    ders = [x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER) for pem in strangers]
+def _validate(folder: Path, bob: CertificateSealer, seconds: float) -> Figures:
+    strangers = [make_certificate(folder, f"stranger {number}", days=1) for number in range(STRANGERS)]
+    pems = [files.certificate.read_bytes() for files in strangers]
+    ders = [x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER) for pem in pems]
     now_us = time.time_ns() // 1000
     took: list[float] = []
     until = time.monotonic() + seconds
@@ -115,43 +115,8 @@ def _figures(name: str, took: list[float]) -> Figures:
     }
 
 
-# ---- certificates
-
-
-def _authority() -> _Authority:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
-    built = _builder(name, name, key.public_key()).add_extension(
-        x509.BasicConstraints(ca=True, path_length=None), critical=True
-    )
-    return key, name, built.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
-
-
-def _issue(authority: _Authority, name: str) -> tuple[bytes, bytes]:
-    """A certificate and its key, as PEM."""
-    signing, issuer, _ = authority
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    certificate = _builder(subject, issuer, key.public_key()).sign(signing, hashes.SHA256())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return certificate.public_bytes(Encoding.PEM), private
-
-
-def _sealer(authority: _Authority, name: str) -> CertificateSealer:
-    certificate, key = _issue(authority, name)
-    return CertificateSealer(certificate, key, authority[2])
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
+def _sealer(folder: Path, name: str) -> CertificateSealer:
+    files = make_certificate(folder, name, days=1)
+    return CertificateSealer(
+        files.certificate.read_bytes(), files.key.read_bytes(), (folder / f"{AUTHORITY}.pem").read_bytes()
     )

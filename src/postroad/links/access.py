@@ -3,7 +3,7 @@
 A principal is the name behind a token or a certificate. Tokens are kept as SHA-256 digests only.
 Without any authentication configured everybody is `anonymous`, and served on loopback only. Rules are
 read in order and the first that fits decides. An action that at least one rule names is closed: what no
-rule allows is denied. An action that no rule names keeps its default (docs/security.md has the table).
+rule allows is denied. An action that no rule names keeps its default (table: docs/reference/security.md).
 
 A subscription is a set of topics, not one. It is allowed only if a single rule allows all of it before
 any rule denies some of it; a pattern that rules allow piecewise is refused rather than narrowed.
@@ -24,10 +24,12 @@ Action = Literal["publish", "subscribe", "send", "receive", "link", "admin"]
 
 ANONYMOUS: Final = "anonymous"
 RESERVED: Final = "$postroad/#"  # the network's own history; clients read it, brokers write it
+REPLIES: Final = "$reply"  # first level of the topics of answers, each of one principal
 MAX_TOKENS: Final = 1_000
 MAX_RULES: Final = 1_000
 MAX_REMEMBERED: Final = 10_000
 _DIGEST_CHARACTERS: Final = 64
+_REPLIES_DIGITS: Final = 32
 
 
 def hash_token(token: str) -> str:
@@ -38,6 +40,11 @@ def hash_token(token: str) -> str:
 def owning(principal: str) -> str:
     """Who owns what this principal makes: what anonymous peers make belongs to nobody in particular, ""."""
     return "" if principal == ANONYMOUS else principal
+
+
+def replies_to(principal: str) -> str:
+    """Where this principal has its answers: the topics below, which nobody else reads."""
+    return f"{REPLIES}/{hashlib.sha256(principal.encode()).hexdigest()[:_REPLIES_DIGITS]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +105,11 @@ class AuthConfig:
         """Whether peers can authenticate at all. If not, a broker serves loopback only."""
         return bool(self.tokens) or self.certificates
 
+    @property
+    def closed(self) -> frozenset[str]:
+        """The actions that rules name: what none allows is denied."""
+        return frozenset(rule.action for rule in self.rules)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaConfig:
@@ -119,7 +131,7 @@ class Access:
 
     def __init__(self, config: AuthConfig) -> None:
         self._config = config
-        self._closed: frozenset[str] = frozenset(rule.action for rule in config.rules)  # actions rules name
+        self._closed = config.closed
         self._publishing: dict[tuple[str, str], bool] = {}  # what may_publish answered: asked for every batch
 
     def authenticate(self, *, digest: str, certificate: str | None, loopback: bool) -> str:
@@ -164,6 +176,10 @@ class Access:
         trusted = principal in self._config.link_principals or not self._config.configured
         return rules, self._closed, trusted
 
+    def serves(self, principal: str) -> bool:
+        """Whether such a peer may be served here at all; of others its token or certificate decides."""
+        return principal != ANONYMOUS or not self._config.configured or self._config.anonymous
+
     def may_publish(self, principal: str, topic: str) -> bool:
         key = (principal, topic)
         known = self._publishing.get(key)
@@ -180,7 +196,13 @@ class Access:
         return "publish" not in self._closed and not covers(RESERVED, topic)
 
     def may_subscribe(self, principal: str, pattern: str) -> bool:
-        """Whether every topic of the pattern ("" for any) may be read."""
+        """Whether every topic of the pattern ("" for any) may be read. Rules do not open the answers of
+        others: who asked alone has those, and administrators."""
+        if overlap(f"{REPLIES}/#", pattern) and not covers(f"{replies_to(principal)}/#", pattern):
+            return self.may_admin(principal) and self._may_subscribe(principal, pattern)
+        return self._may_subscribe(principal, pattern)
+
+    def _may_subscribe(self, principal: str, pattern: str) -> bool:
         for rule in self._config.rules:
             if rule.action != "subscribe" or not rule.names(principal):
                 continue

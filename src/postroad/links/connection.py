@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from postroad.clocks import ClockOffset
-from postroad.errors import PostroadError, RedundantError, UsageError
+from postroad.errors import PostroadError, RedundantError, SameBrokerError, UsageError
 from postroad.ids import MAX_COST
 from postroad.links.handshake import MAX_WINDOW, MIN_WINDOW
 from postroad.seam.peers import Peer
@@ -60,6 +60,8 @@ SHUTTING_DOWN: Final = "the broker is shutting down"
 
 def level_of(error: PostroadError) -> str:
     """How much people need to know of a connection that closes for this reason."""
+    if isinstance(error, SameBrokerError):
+        return "warning"
     if isinstance(error, RedundantError):
         return "debug"
     return "info" if str(error) == SHUTTING_DOWN else "warning"

@@ -125,14 +125,16 @@ class DirectPeers:
 
     def _up(self, turn: Turn, peer: Peer) -> None:
         known = self._peers.setdefault(peer.broker, _Peer())
-        for connection, older in list(known.connections.items()):
-            if older.boot < peer.boot:
-                error = RedundantError(f"broker {peer.name!r} was started anew")
-                self._links.refuse(turn, connection, error)
+        gone = [number for number, older in known.connections.items() if older.boot < peer.boot]
+        for connection in gone:
+            error = RedundantError(f"broker {peer.name!r} was started anew")
+            self._links.refuse(turn, connection, error)
         known.connections[peer.connection] = peer
         known.used_us = turn.now_us
         self._retry_us.pop(peer.broker, None)
         self._flush(turn, known)
+        if gone:  # its machine may have failed without a word: nobody hears of that process any more
+            self._tell_unreached(turn, peer.broker)
 
     def _down(self, turn: Turn, peer: Peer) -> None:
         known = self._peers[peer.broker]

@@ -31,6 +31,7 @@ from postroad.errors import (
     PeerError,
     PostroadError,
     RedundantError,
+    SameBrokerError,
     UnavailableError,
     from_wire,
 )
@@ -90,6 +91,7 @@ class Links:
         "_limits",
         "_me",
         "_resuming",
+        "_send_on",
         "_settings",
         "_timers",
         "round_trips",
@@ -127,7 +129,11 @@ class Links:
         # Address -> dials to it that are under way beside the links, the oldest first.
         self._direct_dials: dict[str, list[DirectDial]] = {}
         self._last_hello_us = 0
-        self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
+        self._send_on: Callable[[Turn, int], None] | None = None  # set: new clients are not served here
+        self.round_trips = Delays(
+            "link_round_trip_seconds",
+            "Round trip of a ping to a linked broker. Alarm: far above what is usual.",
+        )
         board.status("links", self._links_status)
         board.status("client_clocks", self._client_clocks)
         board.status("addresses", lambda _now_us: self._dialler.status())
@@ -253,6 +259,10 @@ class Links:
             )
         return None if state.superseded else peer
 
+    def send_clients_on(self, send_on: Callable[[Turn, int], None]) -> None:
+        """From now on clients that come, and may come, are not served: `send_on` refuses them."""
+        self._send_on = send_on
+
     def refuse(self, turn: Turn, connection: int, error: PostroadError, go_to: tuple[str, ...] = ()) -> None:
         """Tell the peer why, and close. `closed` follows when the driver has done it."""
         state = self._connections.get(connection)
@@ -355,12 +365,15 @@ class Links:
 
     # -- handshake ---------------------------------------------------------------------------------
 
-    def _hello(self, turn: Turn, state: Connection, hello: Hello) -> Peer:
+    def _hello(self, turn: Turn, state: Connection, hello: Hello) -> Peer | None:
         role = check_hello(hello)
         state.token_digest = hash_token(hello.token) if hello.token else ""
         principal = self._authenticate(state)
         if role != "client":
             return self._hello_broker(turn, state, hello, principal, role)
+        if self._send_on is not None:
+            self._send_on(turn, state.number)
+            return None
         number, resumed = self._resuming.number(hello, principal)
         rival = self._resuming.connection(number)
         # Two connections keep no order: the HELLO of one that its client gave up may come last.
@@ -413,7 +426,7 @@ class Links:
             principal=principal,
             limits=smaller(self._limits, hello.limits),
             dialled=None,
-            replaces=self._rival(hello.broker, hello.node, rank, role),
+            replaces=self._rival(hello, rank, role),
             host=state.host,
             datagrams=hello.datagrams,
             datagram_key=self._new_datagram_key(),
@@ -449,7 +462,7 @@ class Links:
             principal="",
             limits=smaller(self._limits, welcome.limits),
             dialled=state.dialled,
-            replaces=self._rival(welcome.broker, welcome.node, rank, role),
+            replaces=self._rival(welcome, rank, role),
             host=state.host,
             datagrams=welcome.datagrams,
             datagram_key=welcome.datagram_key,
@@ -459,11 +472,16 @@ class Links:
         self._come_up(turn, state, peer, self._settings.broker_window, welcome.window)
         return peer
 
-    def _rival(self, number: int, node: bytes, rank: tuple[int, bool, int, int], role: Role) -> int | None:
+    def _rival(self, greeting: Hello | Welcome, rank: tuple[int, bool, int, int], role: Role) -> int | None:
         """The connection that a new link to this broker replaces; RedundantError if that one stays. Direct
         connections replace nothing: two brokers may have one from each side."""
+        number, node = greeting.broker, greeting.node
         if node == self._me.node:
-            raise RedundantError("this address leads to the broker itself")
+            if (greeting.boot, greeting.name) == (self._me.boot, self._me.name):
+                raise SameBrokerError("this address leads to the broker itself: do not link it")
+            raise SameBrokerError(
+                "the data folder of one of these brokers is a copy of the other's: give each its own --data"
+            )
         if number == self._me.number or self._conflict(number, node):
             raise PeerError(f"the broker number {number:08x} belongs to another broker of this network")
         rival = self._brokers.get(node)
@@ -490,6 +508,7 @@ class Links:
             datagrams=self._settings.datagrams,
             address=self._settings.address,
             datagram_key=peer.datagram_key,
+            principal=peer.principal if peer.role == "client" else "",
         )
         turn.send(state.number, encode(welcome))
 
@@ -641,6 +660,11 @@ class Links:
         state = self._connections.get(connection)
         return ClockOffset() if state is None else state.clock
 
+    @property
+    def access(self) -> Access:
+        """What principals may do, connected or not."""
+        return self._access
+
     def may_publish(self, connection: int, topic: str) -> bool:
         peer = self.peer(connection)
         return peer is not None and self._access.may_publish(peer.principal, topic)
@@ -686,14 +710,24 @@ class Links:
             if state.peer is not None and state.peer.role == role and state.phase is not Phase.CLOSING
         ]
 
+    def client_peers(self) -> list[Peer]:
+        return [peer for _, peer in self._up("client")]
+
+    def on_this_machine(self, connection: int) -> bool:
+        """Whether the peer came by the loopback interface."""
+        state = self._connections.get(connection)
+        return state is not None and state.loopback
+
     def role(self, connection: int) -> Role | None:
         """Of a connection that is up."""
         peer = self.peer(connection)
         return None if peer is None else peer.role
 
-    def clients(self, now_us: int) -> Iterator[dict[str, object]]:
-        """Those that are up, as people are shown them."""
+    def clients(self, now_us: int, after: int) -> Iterator[dict[str, object]]:
+        """Those that are up, behind this number, as people are shown them."""
         for state, peer in self._up("client"):
+            if state.number <= after:
+                continue
             yield {
                 "connection": state.number,
                 "name": peer.name,
@@ -716,6 +750,7 @@ class Links:
                 "up_s": (now_us - state.up_us) // SECOND_US,
                 "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
                 "clock_offset_ms": state.clock.offset_us / MILLISECOND_US if state.clock else None,
+                "bytes_in": state.bytes_in,
                 "credit": state.credit_out,
                 "unconsumed": state.unconsumed,
             }

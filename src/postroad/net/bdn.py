@@ -9,13 +9,13 @@ from typing import Final
 
 import uvloop
 
-from postroad.config import DEFAULT_NODE_PORT, TlsConfig, format_address, parse_address
+from postroad.config import DEFAULT_NODE_PORT, TlsConfig, format_address, is_loopback, parse_address
 from postroad.discovery.node import DiscoveryNode, NodeSettings
 from postroad.errors import UsageError
 from postroad.links.access import hash_token
 from postroad.net import log
 from postroad.net.clock import Clock
-from postroad.net.configure import SHARED_PRINCIPAL, is_loopback, token_from
+from postroad.net.configure import SHARED_PRINCIPAL, token_from
 from postroad.net.finding import resolve
 from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER

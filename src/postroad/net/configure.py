@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_args
+from urllib.parse import urlsplit
 
-from postroad.config import BrokerConfig, NodeConfig, TlsConfig, format_address, parse_address
+from postroad.config import BrokerConfig, NodeConfig, TlsConfig, format_address, is_loopback, parse_address
 from postroad.discovery.settings import DiscoveryConfig, Weights
 from postroad.errors import UsageError, shorten
 from postroad.ids import MAX_NAME, name_fits
@@ -34,6 +35,7 @@ MAX_SIZE: Final = 1024 * GIB
 MAX_LINKS: Final = 1_000
 MAX_PUBENDS: Final = 256
 MIN_KEEP_US: Final = 2 * SECOND_US  # a broker with its first durable subscription has this long to say so
+MAX_DRAIN_US: Final = 3_600 * SECOND_US
 SHARED_PRINCIPAL: Final = "shared"  # whoever presents the token of --token
 LINK_PRINCIPAL: Final = "brokers"  # whoever presents that of --link-token
 # A flag for one replaces the other in the file.
@@ -131,7 +133,9 @@ def _node(top: _Table) -> NodeConfig:
     log = top.take("log", _level, "info")
     log_format = top.take("log_format", _log_format, "text")
     max_connections = top.take("max_connections", _count, 0)
+    drain_us = top.take("drain", _drain, NodeConfig().drain_us)
     tls = _tls(top.table("tls"))
+    otel = _otel(top.table("otel"))
     link_token, shown, auth = _auth(top.table("auth"), tls)
     defaults = BrokerConfig()
     broker = BrokerConfig(
@@ -152,6 +156,7 @@ def _node(top: _Table) -> NodeConfig:
         ),
         discovery=replace(_discovery(top.table("discovery")), token=shown),
         queues=_section(top.table("queues"), defaults.queues),
+        hops=bool(otel),
         dial=links,
     )
     top.done()
@@ -166,9 +171,29 @@ def _node(top: _Table) -> NodeConfig:
         log=log,
         log_format=log_format,
         max_connections=max_connections,
+        drain_us=drain_us,
         tls=tls,
+        otel=otel,
         broker=broker,
     )
+
+
+def _otel(table: _Table) -> str:
+    endpoint = table.take("endpoint", _url, "")
+    table.done()
+    return endpoint
+
+
+def _url(value: object) -> str:
+    url = _text(value)
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"{_shown(url)} is not a URL such as http://127.0.0.1:4318/v1/traces")
+    return url
 
 
 def _tls(table: _Table) -> TlsConfig:
@@ -473,6 +498,13 @@ def _duration_or_0(value: object) -> int:
     return duration_us(value)
 
 
+def _drain(value: object) -> int:
+    drain_us = _duration_or_0(value)
+    if drain_us > MAX_DRAIN_US:
+        raise UsageError(f"{_shown(value)} is too long: the most is {MAX_DRAIN_US // SECOND_US} s")
+    return drain_us
+
+
 def _or_never(read: Callable[[object], int], default: int) -> Callable[[object], int]:
     """What is 0 by default, for never or without end, may be 0."""
     return lambda value: 0 if default == 0 and value in (0, "0") and value is not False else read(value)
@@ -482,14 +514,5 @@ def is_wildcard(host: str) -> bool:
     """Whether it stands for all addresses of a machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

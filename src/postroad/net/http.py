@@ -29,6 +29,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from postroad.delays import BOUNDS_US, Delays
+from postroad.net.metric_texts import ABOUT
 from postroad.seam.levels import Level
 from postroad.units import SECOND_US
 
@@ -55,9 +56,8 @@ class _Figures(Collector):
     def collect(self) -> Iterable[Metric]:
         yield InfoMetricFamily("postroad_broker", "Who this broker is.", value=self._about)
         for name, value in sorted(self._figures().items()):
-            text = name.removesuffix("_total").replace("_", " ")
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield family(f"postroad_{name}", text, value=value)
+            yield family(f"postroad_{name}", ABOUT.get(name, ""), value=value)
         histograms: dict[str, HistogramMetricFamily] = {}
         for histogram in self._delays():
             if histogram.name not in histograms:

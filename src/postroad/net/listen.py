@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from postroad.config import DEFAULT_HOST, DEFAULT_METRICS_PORT, DEFAULT_PORT, format_address, parse_address
 from postroad.errors import UsageError
+from postroad.net.log import complain
 
 BACKLOG: Final = 1024
+ACCEPTED_AT_ONCE: Final = 16  # connections: who has to make room for them takes a few turns to be gone
+REST_S: Final = 1.0  # after a connection could not be accepted
 PORT_TRIES: Final = 50  # of free TCP ports, until one is free for UDP as well
 MAX_FILES: Final = 1 << 20  # where the system sets no limit on open files
 RESERVED_FILES: Final = 128  # open files that are not connections: listeners, log, database, spare
@@ -129,3 +134,40 @@ def connection_limit(asked: int) -> int:
             f"the limit of {soft} open files leaves no room for connections: raise it (ulimit -n)"
         )
     return asked or room
+
+
+class Door:
+    """Accepts connections on a listening socket, a few at a time, and hands each on as it comes."""
+
+    def __init__(self, listener: socket.socket, knocked: Callable[[socket.socket], None]) -> None:
+        self._listener = listener
+        self._knocked = knocked
+        self._loop = asyncio.get_running_loop()
+        self._rest: asyncio.TimerHandle | None = None  # while nothing is accepted
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._open()
+
+    def _open(self) -> None:
+        self._rest = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # there is no file left; whoever waits can wait a little
+                complain("warning", f"no connection can be accepted: {error.strerror or error}")
+                self._loop.remove_reader(self._listener)
+                self._rest = self._loop.call_later(REST_S, self._open)
+                return
+            sock.setblocking(False)
+            self._knocked(sock)
+
+    def close(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()

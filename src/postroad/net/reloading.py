@@ -14,6 +14,7 @@ from postroad.broker.core import Broker
 from postroad.config import NodeConfig, TlsConfig
 from postroad.discovery.envelopes import Sealer
 from postroad.errors import UsageError
+from postroad.links.access import AuthConfig
 from postroad.net import log
 from postroad.net.log import LOGGER
 from postroad.net.server import Server
@@ -60,8 +61,7 @@ def _reloadable(before: NodeConfig, asked: NodeConfig) -> NodeConfig:
         tls = before.tls
     # Whoever is let in by certificates is decided by TLS, which goes on asking for them, or not.
     auth = replace(asked.broker.auth, certificates=before.broker.auth.certificates)
-    if before.broker.auth.configured and not auth.configured:
-        raise UsageError("no token is left, and everybody would be let in; that takes a restart")
+    _check_shut(before.broker.auth, auth)
     return replace(
         before,
         log=asked.log,
@@ -73,6 +73,20 @@ def _reloadable(before: NodeConfig, asked: NodeConfig) -> NodeConfig:
             discovery=replace(before.broker.discovery, token=asked.broker.discovery.token),
         ),
     )
+
+
+def _check_shut(before: AuthConfig, after: AuthConfig) -> None:
+    """UsageError where something would be free because a text is missing: a file that is half written ends
+    before its last rules, or before the last line of one, and is a good file all the same."""
+    if before.configured and not after.configured:
+        raise UsageError("no token is left, and everybody would be let in; that takes a restart")
+    if opened := sorted(before.closed - after.closed):
+        raise UsageError(f"no rule about {opened[0]!r} is left, and everybody might; that takes a restart")
+    last = after.rules[-1] if after.rules else None
+    if last is not None and last.allow and not last.topic and last not in before.rules:
+        for rule in before.rules:
+            if rule.topic and replace(rule, topic="") == last and rule not in after.rules:
+                raise UsageError(f"the last rule about {last.action!r} lost its topic; that takes a restart")
 
 
 def _same_kind(before: NodeConfig, asked: NodeConfig) -> bool:

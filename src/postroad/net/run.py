@@ -14,6 +14,7 @@ import shutil
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from postroad.config import (
     NodeConfig,
     TlsConfig,
     format_address,
+    is_loopback,
     parse_address,
 )
 from postroad.discovery.lengths import check_lengths
@@ -43,12 +45,13 @@ from postroad.links.handshake import MAX_WINDOW
 from postroad.links.links import LinkSettings
 from postroad.net import log
 from postroad.net.clock import Clock
-from postroad.net.configure import is_loopback, is_wildcard
+from postroad.net.configure import is_wildcard
 from postroad.net.finding import resolve
 from postroad.net.historian import Historian
 from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER
 from postroad.net.mdns import announced
+from postroad.net.otel import SpanExporter
 from postroad.net.reloading import Reloading
 from postroad.net.sealing import load_sealer
 from postroad.net.server import Server
@@ -60,6 +63,7 @@ from postroad.storage.commit import Storage
 from postroad.storage.identity import DataFolder, InUseError
 from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.units import SECOND_US
 
 MAX_FOLDERS: Final = 100  # of brokers that are started in one place and find each other
 _DEFAULT_DATA: Final = Path(DEFAULT_DATA)
@@ -185,6 +189,7 @@ async def _serve(node: _Node) -> int:
         tls_server=node.tls_server,
         tls_client=node.tls_client,
         historian=historian,
+        spans=SpanExporter(config.otel, node.identity.name) if config.otel else None,
         storage=storage,
     )
     served.append(server)
@@ -204,7 +209,9 @@ async def _serve(node: _Node) -> int:
         if discovery.mdns and discovery.enabled:
             place = parse_address(about["address"])
             await stack.enter_async_context(announced(node.identity.name, node.identity.number, place))
-        code = await serve(server, node.sockets, about, node.details(), reloading)
+        limit_s = config.drain_us / SECOND_US
+        drain = partial(server.drain, core, limit_s) if limit_s else None
+        code = await serve(server, node.sockets, about, node.details(), reloading, drain)
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code

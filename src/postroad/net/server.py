@@ -22,6 +22,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, Protocol, cast
 
@@ -29,16 +30,17 @@ from postroad.config import parse_address
 from postroad.delays import Delays
 from postroad.errors import PeerError, PostroadError, UnavailableError
 from postroad.net import tls
-from postroad.net.buffers import BEHIND_BYTES, TOTAL_BYTES, Buffers
+from postroad.net.buffers import TOTAL_BYTES, Buffers
 from postroad.net.clock import Clock
 from postroad.net.datagrams import Datagrams, to_endpoint
 from postroad.net.historian import Historian
-from postroad.net.listen import BACKLOG
+from postroad.net.listen import BACKLOG, Door
 from postroad.net.log import LOGGER, complain, note
+from postroad.net.otel import SpanExporter
 from postroad.net.samples import Sampler
 from postroad.net.shares import Shares
 from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
-from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.effects import Close, Dial, Effect, Hop, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.seam.levels import Level
 from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
@@ -56,6 +58,7 @@ CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond w
 SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
 REST_US: Final = 4 * SECOND_US  # more, where nothing comes in
 MAX_FRAME_BYTES: Final = (1 << 32) - 1  # that a length can say: our own frames are within their limits
+DRAIN_LOOK_S: Final = 0.01  # between looks whether the core is drained
 STALLED_S: Final = 0.02  # between looks at peers that do not read their replies
 SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
@@ -69,6 +72,13 @@ class Core(Protocol):
     def delays(self) -> list[Delays]: ...
     def levels(self, now_us: int, /) -> list[Level]: ...
     def shutdown(self, now_us: int) -> list[Effect]: ...
+
+
+class DrainingCore(Core, Protocol):
+    """One whose clients can go on elsewhere."""
+
+    def drain(self, now_us: int) -> list[Effect]: ...
+    def drained(self, now_us: int) -> bool: ...
 
 
 class Translator(Protocol):
@@ -114,7 +124,7 @@ class Connection(asyncio.Protocol):
         except PeerError as error:
             server.refuse(self, error)
             return
-        if self.splitter.pending > BEHIND_BYTES:
+        if self.splitter.pending > server.buffers.behind_bytes:
             server.buffers.add(self)
         if frames:
             server.received(self, frames)
@@ -147,15 +157,21 @@ class Server:
         tls_server: ssl.SSLContext | None = None,
         tls_client: ssl.SSLContext | None = None,
         historian: Historian | None = None,
+        spans: SpanExporter | None = None,
         storage: Storage | None = None,
     ) -> None:
         self.core = core
         self._storage = storage
         self._historian = historian
+        self._spans = spans
         self.max_batch_bytes = max_batch_bytes
         self.ready = False
         self.bytes_in = 0
-        self._turns = Delays("turn_seconds", "Time the broker core took for one turn of the loop.")
+        self._turns = Delays(
+            "turn_seconds",
+            "Time the broker core took for one turn of the loop."
+            " Alarm: often above 0.1, since all latency of a busy broker is here.",
+        )
         self._clock = clock
         self._max_connections = max_connections
         self.buffers = Buffers(
@@ -168,9 +184,13 @@ class Server:
         self._tls_client = tls_client
         self._loop = asyncio.get_running_loop()
         self._listeners: list[asyncio.Server] = []
+        self._doors: list[Door] = []  # where TLS is spoken
         self._datagrams: Datagrams | None = None
         self._live: dict[int, Connection] = {}  # Opened and not Closed, by number
         self._sockets: set[Connection] = set()  # every open socket, those being refused or closed too
+        self._silent: dict[Connection, None] = {}  # of these, those that have not said a frame, oldest first
+        self._arriving: dict[Connection, socket.socket] = {}  # before their TLS handshake, likewise
+        self._handshakes: set[asyncio.Task[None]] = set()  # of these, and of those that are sent away
         self._dials: set[asyncio.Task[None]] = set()
         self._answered: set[str] = set()  # addresses that answered when dialled, at most MAX_DIALS
         self._inputs: list[Input] = []  # of this turn
@@ -213,18 +233,29 @@ class Server:
         self, listener: socket.socket, translate: Callable[[], Translator] | None = None
     ) -> None:
         """Accept connections on a bound socket. Each has its own translator, where peers speak otherwise."""
-        accepted = await self._loop.create_server(
-            lambda: Connection(self, None, None if translate is None else translate()),
-            sock=listener,
-            backlog=BACKLOG,
-            ssl=self._tls_server,
-            ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls_server else None,
-        )
+
+        def make() -> Connection:
+            return Connection(self, None, None if translate is None else translate())
+
+        if self._tls_server is not None:
+            self._doors.append(Door(listener, partial(self._knocked, make)))
+            return
+        accepted = await self._loop.create_server(make, sock=listener, backlog=BACKLOG)
         self._listeners.append(accepted)
 
     async def wait(self) -> int:
         """The exit code, once `stop()` is done or the core has failed."""
         return await asyncio.shield(self._exit)
+
+    async def drain(self, core: DrainingCore, limit_s: float) -> None:
+        """Let clients go on elsewhere, for as long as that takes and no longer than `limit_s`; then stop."""
+        self.ready = False
+        self.change(core.drain)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not self._stopping and not core.drained(self._clock.now_us()):  # noqa: ASYNC110
+                    await asyncio.sleep(DRAIN_LOOK_S)
+        await self.stop()
 
     async def stop(self) -> None:
         """Stop accepting, let the core say goodbye, flush, close."""
@@ -247,12 +278,16 @@ class Server:
         self._abort_all()
         if self._historian is not None:
             await self._loop.run_in_executor(None, self._historian.close)
+        if self._spans is not None:
+            await self._loop.run_in_executor(None, self._spans.close)
         if not self._exit.done():
             self._exit.set_result(0)
 
     def metrics(self) -> dict[str, int | float]:
         """The driver's own figures and the core's."""
         stored = {} if self._storage is None else self._storage.stats()
+        if self._spans is not None:
+            stored |= self._spans.metrics()
         if self._historian is not None:
             stored["tracking_dropped_total"] = self._historian.dropped
         if self._datagrams is not None:
@@ -279,6 +314,7 @@ class Server:
 
     def received(self, connection: Connection, frames: Sequence[bytes]) -> None:
         """Events are handled in the next turn, all that came; what asks for work waits for a share of one."""
+        self._silent.pop(connection, None)
         if self._shares.add(connection, frames):
             self.queue(())
         else:
@@ -421,6 +457,8 @@ class Server:
                 self._historian.read(effect.tag, effect.sequences, self._filters_read)
             elif isinstance(effect, Append | Chop | Read | Save):
                 stores.append(effect)
+            elif self._spans is not None and isinstance(effect, Hop):
+                self._spans.add(effect, self._clock.now_us())
             elif self._datagrams is not None and isinstance(effect, JoinGroup):
                 self._datagrams.join(effect.group)
             elif self._datagrams is not None and isinstance(effect, LeaveGroup):
@@ -482,8 +520,12 @@ class Server:
         self.ready = False
         for listener in self._listeners:
             listener.close()
+        for door in self._doors:
+            door.close()
         if self._timer is not None:
             self._timer.cancel()
+        for connection in list(self._arriving):
+            self._send_away(connection)
         for dial in list(self._dials):
             dial.cancel()
 
@@ -500,18 +542,20 @@ class Server:
         transport = connection.transport
         connection.peer, host, loopback = _peer(transport)
         self._sockets.add(connection)
+        arrived = self._arriving.pop(connection, None)
         if self._stopping:
             transport.abort()
             return
-        if connection.dialled is None and len(self._sockets) > self._max_connections:
+        if connection.dialled is None and arrived is None and not self._has_room():
             self._turn_away(connection)
             return
+        self._silent[connection] = None
         self._last_number += 1
         self._opened += 1
         connection.number = self._last_number
         connection.live = True
         self._live[connection.number] = connection
-        transport.set_write_buffer_limits(high=BEHIND_BYTES)
+        transport.set_write_buffer_limits(high=self.buffers.expect(len(self._sockets)))
         self.queue(
             [
                 Opened(
@@ -561,9 +605,53 @@ class Server:
             self._forget(connection)
         connection.transport.abort()
 
+    # A socket counts from the moment it is accepted: before a TLS handshake it is nobody's connection, and a
+    # file all the same.
+
+    def _knocked(self, make: Callable[[], Connection], sock: socket.socket) -> None:
+        if self._stopping or not self._has_room():
+            sock.close()
+            return
+        connection = make()
+        self._arriving[connection] = sock
+        handshake = self._loop.create_task(self._let_in(connection, sock))
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._handshakes.discard)
+
+    async def _let_in(self, connection: Connection, sock: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, sock, ssl=self._tls_server, ssl_handshake_timeout=TLS_HANDSHAKE_S
+            )
+        except OSError as error:  # TLS errors and time-outs are OSErrors
+            LOGGER.debug("a connection ended with its TLS handshake: %s", error)
+        finally:
+            self._arriving.pop(connection, None)
+
+    def _send_away(self, connection: Connection) -> None:
+        """Before its handshake: with the end of its stream that fails, at once."""
+        with contextlib.suppress(OSError):
+            self._arriving.pop(connection).shutdown(socket.SHUT_RDWR)
+
+    def _has_room(self) -> bool:
+        """Whether one more may be here. Who has been silent for longest makes room: a stranger that says
+        nothing keeps nobody out."""
+        here = len(self._sockets) + len(self._arriving)
+        if here <= self._max_connections:
+            return True
+        complain("warning", f"{self._max_connections} connections is the limit: who says nothing is closed")
+        if here > self._max_connections + SPARE_SOCKETS:
+            return False
+        if self._arriving:
+            self._send_away(next(iter(self._arriving)))
+            return True
+        silent = next(iter(self._silent), None)
+        if silent is not None:
+            self._cut_off(silent, "said nothing, and others came")
+        return silent is not None
+
     def _turn_away(self, connection: Connection) -> None:
         self._refused += 1
-        complain("warning", f"refused a connection: {self._max_connections} connections is the limit")
         if len(self._sockets) > self._max_connections + SPARE_SOCKETS:
             connection.transport.abort()
             return
@@ -580,6 +668,7 @@ class Server:
 
     def _forget(self, connection: Connection) -> None:
         connection.live = False
+        self._silent.pop(connection, None)
         del self._live[connection.number]
         is_waiting = self._shares.forget(connection)
         self.queue(() if is_waiting else [Closed(connection=connection.number)])

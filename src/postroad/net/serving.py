@@ -1,6 +1,7 @@
 """Serves a core until it is told to stop: its sockets, HTTP, signals. Any core: a broker's or another's.
 
-SIGTERM and SIGINT stop it cleanly; a second one ends it at once. SIGHUP reloads what can be reloaded, and
+SIGINT stops it cleanly. So does SIGTERM, after its clients have gone on elsewhere, where a core can tell them
+to. A second signal ends it at once. SIGHUP reloads what can be reloaded, and
 never ends it. `ready NAME HOST:PORT` is printed when connections are accepted, not before.
 """
 
@@ -12,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,9 +74,10 @@ async def serve(
     about: dict[str, str],
     details: str = "",
     reload: Callable[[], None] = _nothing_to_reload,
+    drain: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
     """The exit code, once it has stopped. `about` is of `sockets`, with what the node adds; `details` are
-    for the log; `reload` is called on SIGHUP."""
+    for the log; `reload` is called on SIGHUP, `drain` on SIGTERM, else it stops."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
     http = HttpServer(
@@ -85,7 +87,7 @@ async def serve(
         ready=lambda: server.ready,
         about=about,
     )
-    _stop_on_signals(loop, server)
+    _stop_on_signals(loop, server, drain)
     loop.add_signal_handler(signal.SIGHUP, reload)
     if sockets.metrics is not None:
         await http.start(sockets.metrics)
@@ -101,18 +103,20 @@ async def serve(
     return code
 
 
-def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
-    stops: list[asyncio.Task[None]] = []
+def _stop_on_signals(
+    loop: asyncio.AbstractEventLoop, server: Server, drain: Callable[[], Awaitable[None]] | None
+) -> None:
+    stops: list[asyncio.Future[None]] = []
 
-    def on_signal(name: str) -> None:
+    def on_signal(name: str, stop: Callable[[], Awaitable[None]]) -> None:
         if stops:
             LOGGER.warning("%s again: ending at once", name)
             os._exit(EXIT_SECOND_SIGNAL)
         LOGGER.info("%s: stopping", name)
-        stops.append(loop.create_task(server.stop()))
+        stops.append(asyncio.ensure_future(stop()))
 
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(stop, on_signal, stop.name)
+    loop.add_signal_handler(signal.SIGTERM, on_signal, "SIGTERM", drain or server.stop)
+    loop.add_signal_handler(signal.SIGINT, on_signal, "SIGINT", server.stop)
 
 
 def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

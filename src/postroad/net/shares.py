@@ -25,7 +25,9 @@ from postroad.wire.frames import Kind
 if TYPE_CHECKING:
     from postroad.net.server import Connection
 
-ASKING: Final = frozenset({int(Kind.REQUEST), int(Kind.SUBSCRIBE), int(Kind.UNSUBSCRIBE)})
+ASKING: Final = frozenset(
+    map(int, (Kind.REQUEST, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.RECEIVE, Kind.UNRECEIVE))
+)
 LONG_LINE: Final = 256  # frames of a connection that wait before it is not read from
 SHORT_LINE: Final = 64  # it is read from again
 LINE_BYTES: Final = MIB  # of a connection's frames that wait before it is not read from

@@ -60,6 +60,7 @@ from postroad.queues.messages import (
     Row,
     Save,
     Send,
+    Stalled,
     State,
     Stopped,
     Tell,
@@ -181,7 +182,9 @@ class Arcs:
         self._candidates: Callable[[bytes], list[Node]] | None = None
         self._stirred: set[int] = set()  # arcs whose deadline is to be looked up
         self._due_us: dict[int, int] = {}  # the deadlines of the others, by arc
-        self._counters = {"queue_views_total": 0, "queue_disk_failures_total": 0}
+        self._counters = dict.fromkeys(
+            ("queue_views_total", "queue_stalls_total", "queue_disk_failures_total"), 0
+        )
         rows = dict(board.table(TABLE, _read_row)) if self._disk else {}
         self.founder = rows.pop(FOUNDER, None) is not None
         self._rows = {int.from_bytes(key, "big"): _ROWS.decode(row) for key, row in rows.items()}
@@ -421,6 +424,12 @@ class Arcs:
             self._kept(turn, index, outcome)
         elif isinstance(outcome, Stopped):
             self._stopped(turn, index)
+        elif isinstance(outcome, Stalled):
+            self._counters["queue_stalls_total"] += 1
+            waited_s = self._settings.silent_us / SECOND_US
+            turn.note(
+                "warning", f"a write to arc {index} is not kept after {waited_s:.0f} s: others take over"
+            )
         elif isinstance(outcome, Moved):
             self._counters["queue_views_total"] += 1
             if outcome.view.stage == STARTED:

@@ -1,5 +1,5 @@
-"""Bodies of queue messages that memory has no room for (docs/architecture.md, "Where bodies of queue messages
-are").
+"""Bodies of queue messages that memory has no room for (docs/explanation/architecture.md, "Where bodies of
+queue messages are").
 
 All arcs of a broker share one limit of memory. Beyond it the bodies of the newest messages of the largest
 arcs are appended to a log stream of their arc, several in one record, and leave memory once that is durable.

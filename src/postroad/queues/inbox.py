@@ -4,14 +4,18 @@ The responsible broker writes operations, every replica applies them; equal stat
 equal states and equal answers. So nothing here reads a clock: an operation carries its time. Express messages
 are not here: they live in the memory of the responsible broker.
 
-**Sources.** A source is a session of an application: `source_of` puts the session in front of the name, and
-nothing else in here looks into it. Of each (chain of first sending, source) an inbox remembers the last
-transactional id that was kept or rejected; that outlives the messages and takes the place of Fig. 3 at
-brokers. Nothing may pass an earlier message: a put names the id its source sent before it (`after`), and is
-answered `gap` while that one is not here. What is `full` leaves no trace, so that it can be sent again under
-its id. Where another chain was taken in, its sources go on under it, also with a message that was sent before
-anybody told the source which chain that is: a session is one source, whatever the chain. A session that ended
-in good order is forgotten a minute after its last message is gone, one that vanished after a day.
+**Sources.** A source is a session of an application: `source_of` puts the session in front of the name and
+the principal behind it, and nothing else in here looks into it. A session is no secret, since it is in the
+ids of messages: what another principal sends under it is of another source. Of each (chain of first sending,
+source) an inbox remembers the last transactional id that was kept or rejected; that outlives the messages and
+takes the place of Fig. 3 at brokers. Nothing may pass an earlier message: a put names the id its source sent
+before it (`after`), and is answered `gap` while that one is not here. What is `full` leaves no trace, so that
+it can be sent again under its id. Where another chain was taken in, its sources go on under it, also with a
+message that was sent before anybody told the source which chain that is: a session is one source, whatever
+the chain. A session that ended in good order is forgotten a minute after its last message is gone, one that
+vanished after a day. So a put comes after nothing (`after` is 0) when all that its source sent before is
+kept. An inbox that nobody owns is forgotten with its last source, if nothing is in it and nobody receives
+from it; one with an owner stays until it is deleted, since the name is its owner's.
 
 **Consumers.** A source sticks to one consumer of an inbox for as long as that one stays, so several consumers
 keep the order per source. An accept is given to one consumer, and to the same one again however often it
@@ -48,7 +52,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError, UsageError
-from postroad.ids import SESSION_BYTES
+from postroad.ids import MAX_PRINCIPAL, SESSION_BYTES
+from postroad.links.access import owning
 from postroad.queues.messages import MAX_STATE_BYTES, Chain
 from postroad.units import GIB, KIB, SECOND_US
 from postroad.wire.fields import Broker, Name, Number, Text, Word
@@ -73,6 +78,7 @@ RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
 _SESSION_DIGITS: Final = 2 * SESSION_BYTES
+_BEHIND_NAME: Final = "\0"  # in a source, before its principal: no name has it
 MAX_ATTRIBUTES_BYTES: Final = 65_535
 MAX_OPERATIONS: Final = 65_536  # of one write
 MAX_ROWS: Final = MAX_STATE_BYTES // MESSAGE_OVERHEAD_BYTES  # of one table in a snapshot
@@ -81,7 +87,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 RecordNumber: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 62)]  # of bodies
 Attempts: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
-SourceName: TypeAlias = Annotated[str, Meta(max_length=_SESSION_DIGITS + MAX_NAME_BYTES)]
+SourceName: TypeAlias = Annotated[str, Meta(max_length=_SESSION_DIGITS + MAX_NAME_BYTES + 1 + MAX_PRINCIPAL)]
 Payload: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)]
 Attributes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_ATTRIBUTES_BYTES)]
 Transaction: TypeAlias = Annotated[bytes, Meta(max_length=64)]  # its name
@@ -227,7 +233,7 @@ class Join(_Operation, frozen=True, tag=5):
 
 
 class Leave(_Operation, frozen=True, tag=6):
-    """`delivered`: what the consumer had and did not settle was tried once more."""
+    """`delivered`: what the consumer may have worked on when it was lost was tried once more."""
 
     inbox: Name
     consumer: Name
@@ -290,9 +296,24 @@ class AcceptEach(_Operation, frozen=True, tag=14):
     now_us: Number
 
 
+class Delete(_Operation, frozen=True, tag=15):
+    """The inbox is no more, with all that is in it."""
+
+    inbox: Name
+    now_us: Number
+
+
+class Own(_Operation, frozen=True, tag=16):
+    """The name is that principal's from now on."""
+
+    inbox: Name
+    owner: Name
+    now_us: Number
+
+
 Operation: TypeAlias = (
     Put | Accept | Reject | Refuse | Join | Leave | Sweep | Revive | Stage | Decide | Resolve | Forget | End
-    | AcceptEach
+    | AcceptEach | Delete | Own
 )  # fmt: skip
 Operations: TypeAlias = Annotated[tuple[Operation, ...], Meta(max_length=MAX_OPERATIONS)]
 
@@ -333,9 +354,13 @@ class Inbox(msgspec.Struct):
     consumers: dict[str, int] = msgspec.field(default_factory=dict)  # how many sources stick to each
     accepts: dict[Key, str] = msgspec.field(default_factory=dict)  # the last MAX_ACCEPTS, oldest first
     dead: list[Message] = msgspec.field(default_factory=list)
-    lanes: dict[int, dict[int, None]] = msgspec.field(default_factory=dict)  # numbers by priority
+    # Numbers by the consumer that their sources stick to ("": to nobody) and by priority, increasing.
+    lanes: dict[str, dict[int, dict[int, None]]] = msgspec.field(default_factory=dict)
     next_number: int = 1
     bytes: int = 0
+    counts_for: str = (
+        ""  # the principal: its owner; before it has one, who sent to it first, as far as is known
+    )
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -392,12 +417,18 @@ def join(count: int, parts: Iterable[bytes]) -> bytes:
     return _LIST_HEAD.pack(_LIST, count) + b"".join(parts)
 
 
-def source_of(session: bytes, name: str) -> str:
-    return session.hex() + name
+def source_of(session: bytes, name: str, principal: str) -> str:
+    """`principal`: whose it is, "" for nobody in particular."""
+    return f"{session.hex()}{name}{_BEHIND_NAME}{principal}" if principal else session.hex() + name
 
 
 def name_of(source: str) -> str:
-    return source[_SESSION_DIGITS:]
+    return source[_SESSION_DIGITS:].partition(_BEHIND_NAME)[0]
+
+
+def principal_of(source: str) -> str:
+    """Who sent it, "" if nobody in particular did."""
+    return source.partition(_BEHIND_NAME)[2]
 
 
 def session_of(source: str) -> bytes:
@@ -410,10 +441,9 @@ def session_of(source: str) -> bytes:
 
 def check_message(message: Message) -> None:
     """UsageError unless every field is within its bounds."""
-    longest = (("inbox", message.inbox, 0), ("source", message.source, _SESSION_DIGITS))
-    for what, name, session in longest:
-        if not 1 <= len(name.encode()) - session <= MAX_NAME_BYTES:
-            size = len(name.encode()) - session
+    for what, name in (("inbox", message.inbox), ("source", name_of(message.source))):
+        size = len(name.encode())
+        if not 1 <= size <= MAX_NAME_BYTES:
             raise UsageError(f"the name of an {what} has 1 to {MAX_NAME_BYTES} bytes, not {size}")
     size = len(message.payload) + len(message.attributes)
     if size > MAX_PAYLOAD_BYTES:
@@ -434,6 +464,8 @@ class Inboxes:
         self.decisions: dict[bytes, tuple[bool, int]] = {}  # whether it commits, and since when
         self.chains: list[Chain] = []  # that were taken in
         self.bytes = 0  # of all messages, dead letters and staged ones among them
+        self.stored: dict[str, int] = {}  # of that, by the principal that sent it; of nobody's nothing is
+        self.names: dict[str, int] = {}  # how many inboxes count for each principal
         self.spilled = 0  # of that, bodies that are on disk
         self.freed = 0  # bodies on disk that nobody needs any more, since somebody last looked
         self.live: dict[int, int] = {}  # records of bodies on disk -> how many bytes of them are needed
@@ -483,6 +515,10 @@ class Inboxes:
                 return self._end(operation)
             case AcceptEach():
                 return self._accept_each(operation)
+            case Delete():
+                return self._delete(operation)
+            case Own():
+                return self._own(operation)
 
     def snapshot(self) -> bytes:
         inboxes = [
@@ -513,6 +549,7 @@ class Inboxes:
         if next(iter(extents_of(read)), 0) != read.oldest:
             raise PeerError("a snapshot of inboxes refers to other bodies on disk than it says")
         self.inboxes, self.bytes, self.spilled, self.live = {}, 0, 0, {}
+        self.stored, self.names = {}, {}
         self.staged, self.decisions, self.chains = dict(read.staged), dict(read.decisions), read.chains
         for name, saved in read.inboxes:
             messages = {number: _settled(message) for number, message in saved.messages}
@@ -521,17 +558,22 @@ class Inboxes:
             for message in (*messages.values(), *inbox.dead):
                 self._hold(message)
             inbox.numbers = {_key(message): number for number, message in saved.messages}
-            for number, message in saved.messages:
-                inbox.lanes.setdefault(message.priority, {})[number] = None
             inbox.sources = {(chain, source): record for chain, source, record in saved.sources}
+            for number, message in saved.messages:
+                source = inbox.sources[message.chain, message.source]
+                _lane(inbox, source, message.priority)[number] = None
             inbox.consumers = dict.fromkeys(saved.consumers, 0)
             for record in inbox.sources.values():
                 if record.consumer:
                     inbox.consumers[record.consumer] += 1
             inbox.accepts, inbox.next_number = dict(saved.accepts), saved.next_number
-            inbox.bytes = sum(message.size for message in (*inbox.messages.values(), *inbox.dead))
-            self.bytes += inbox.bytes
-        self.bytes += sum(message.size for stage in self.staged.values() for message in stage.messages)
+            for message in (*inbox.messages.values(), *inbox.dead):
+                inbox.bytes += message.size
+                self._count(message.source, message.size)
+            self._assign(inbox)
+        for stage in self.staged.values():
+            for message in stage.messages:
+                self._count(message.source, message.size)
 
     def absorb(self, chain: Chain, snapshot: bytes) -> None:
         """Another chain's inboxes, as one write; its consumers join anew.
@@ -563,11 +605,14 @@ class Inboxes:
             for key, consumer in saved.accepts:
                 _remember(inbox, key, consumer)
             inbox.dead += [_settled(message) for message in saved.dead]
-            added = sum(message.size for message in saved.dead)
-            inbox.bytes, self.bytes = inbox.bytes + added, self.bytes + added
+            for letter in saved.dead:
+                inbox.bytes += letter.size
+                self._count(letter.source, letter.size)
+            self._assign(inbox)
         for transaction, stage in read.staged:
             self.staged[transaction] = stage
-            self.bytes += sum(message.size for message in stage.messages)
+            for part in stage.messages:
+                self._count(part.source, part.size)
         self.decisions |= dict(read.decisions)
 
     # Reading
@@ -589,11 +634,12 @@ class Inboxes:
             return []
         chosen: list[Message] = []
         behind: dict[tuple[Chain, str], int] = {}  # how many of a source's transactional ones are chosen
-        for number in (number for lane in sorted(inbox.lanes, reverse=True) for number in inbox.lanes[lane]):
+        lanes = inbox.lanes.get(consumer, {})
+        for number in (number for priority in sorted(lanes, reverse=True) for number in lanes[priority]):
             message = inbox.messages[number]
             owner = (message.chain, message.source)
             source = inbox.sources[owner]
-            if source.consumer != consumer or message.not_before_us > now_us or _is_expired(message, now_us):
+            if message.not_before_us > now_us or _is_expired(message, now_us):
                 continue
             if message.ordered:
                 before = behind.get(owner, 0)
@@ -606,6 +652,70 @@ class Inboxes:
             if len(chosen) == limit:
                 break
         return chosen
+
+    def knows(self, message: Message) -> bool:
+        """Whether it was kept or rejected before."""
+        message = self._home(message)
+        return self._outcome(self.inboxes.get(message.inbox), message).outcome in ("known", "rejected")
+
+    def fate(self, name: str, key: Key) -> str:
+        """What became of a message that was kept: `waits`, `accepted`, or `gone` without that."""
+        inbox = self.inboxes.get(name)
+        if inbox is None:
+            return "gone"
+        if key in inbox.numbers:
+            return "waits"
+        if key in inbox.accepts:
+            return "accepted" if inbox.accepts[key] else "gone"
+        source = inbox.sources.get((key[0], key[1]))
+        if source is None or key[2] > source.accepted or any(_key(dead) == key for dead in inbox.dead):
+            return "gone"
+        return "accepted"
+
+    def behind(self, name: str, key: Key) -> list[Key]:
+        """The transactional messages of its source that wait behind this one."""
+        inbox = self.inboxes.get(name)
+        source = None if inbox is None else inbox.sources.get((key[0], key[1]))
+        if inbox is None or source is None:
+            return []
+        waiting = [_key(inbox.messages[number]) for number in source.waiting]
+        return [each for each in waiting if each[2] > key[2]]
+
+    # What principals have
+
+    def _count(self, source: str, size: int) -> None:
+        """So many bytes of that source more are here, or fewer."""
+        self.bytes += size
+        if _BEHIND_NAME in source:
+            principal = principal_of(source)
+            self.stored[principal] = self.stored.get(principal, 0) + size
+            if not self.stored[principal]:
+                del self.stored[principal]
+
+    def _assign(self, inbox: Inbox) -> None:
+        """It counts for its owner, or for whoever sent to it first."""
+        first = next(iter(inbox.sources), None)
+        maker = inbox.owner or inbox.counts_for or ("" if first is None else principal_of(first[1]))
+        if maker != inbox.counts_for:
+            self._count_name(inbox.counts_for, -1)
+            self._count_name(maker, 1)
+            inbox.counts_for = maker
+
+    def _count_name(self, principal: str, more: int) -> None:
+        """Names of nobody in particular are not counted."""
+        if principal:
+            self.names[principal] = self.names.get(principal, 0) + more
+            if not self.names[principal]:
+                del self.names[principal]
+
+    def _open(self, name: str, source: str) -> Inbox:
+        """The inbox, made if there is none."""
+        inbox = self.inboxes.get(name)
+        if inbox is None:
+            inbox = self.inboxes[name] = Inbox()
+            inbox.counts_for = principal_of(source)
+            self._count_name(inbox.counts_for, 1)
+        return inbox
 
     # Bodies on disk
 
@@ -691,7 +801,7 @@ class Inboxes:
         if answer.outcome != "kept":
             return answer
         for message in messages:
-            inbox = self.inboxes.setdefault(message.inbox, Inbox())
+            inbox = self._open(message.inbox, message.source)
             if self._outcome(inbox, message).outcome == "kept":
                 self._keep(inbox, message, operation.now_us)
         return answer
@@ -732,7 +842,7 @@ class Inboxes:
         chain, last, number, limits = first.chain, source.last, inbox.next_number, self.limits
         room = min(limits.inbox_bytes - inbox.bytes, limits.arc_bytes - self.bytes)
         most = max(0, limits.inbox_messages - len(inbox.messages))
-        kept, numbers, lane = inbox.messages, inbox.numbers, inbox.lanes.setdefault(priority, {})
+        kept, numbers, lane = inbox.messages, inbox.numbers, None
         size = count = 0
         for message in messages[start : start + most]:
             more = len(message.payload) + len(message.attributes) + MESSAGE_OVERHEAD_BYTES
@@ -746,6 +856,9 @@ class Inboxes:
                 or message.chain != chain
             ):
                 break
+            if lane is None:
+                _stick(inbox, source)
+                lane = _lane(inbox, source, priority)
             last = message.id
             kept[number] = message
             numbers[chain, source_name, last] = number
@@ -758,10 +871,7 @@ class Inboxes:
             source.touched_us, source.ended, source.last = now_us, False, last
             inbox.next_number = number
             inbox.bytes += size
-            self.bytes += size
-            _stick(inbox, source)
-        elif not lane:
-            del inbox.lanes[priority]
+            self._count(source_name, size)
         return count
 
     def _put_one(self, message: Message, now_us: int) -> Answer:
@@ -775,9 +885,7 @@ class Inboxes:
         new = {message.inbox: {owner}} if inbox is None or owner not in inbox.sources else {}
         if self._is_full({message.inbox: (1, message.size)}, new):
             return Answer("full")
-        if inbox is None:
-            inbox = self.inboxes[message.inbox] = Inbox()
-        self._keep(inbox, message, now_us)
+        self._keep(self._open(message.inbox, message.source), message, now_us)
         return answer
 
     def _admit(self, messages: tuple[Message, ...]) -> Answer:
@@ -849,24 +957,24 @@ class Inboxes:
         inbox.next_number = number + 1
         inbox.messages[number] = message
         inbox.numbers[message.chain, message.source, message.id] = number
-        inbox.lanes.setdefault(message.priority, {})[number] = None
+        _stick(inbox, source)
+        _lane(inbox, source, message.priority)[number] = None
         inbox.bytes += size
-        self.bytes += size
+        self._count(message.source, size)
         self._hold(message)
         if message.ordered:
             source.waiting.append(number)
         else:
             source.others += 1
-        _stick(inbox, source)
 
     def _remove(self, inbox: Inbox, key: Key) -> Message:
         number = inbox.numbers.pop(key)
         message = inbox.messages.pop(number)
-        del inbox.lanes[message.priority][number]
-        inbox.bytes -= message.size
-        self.bytes -= message.size
-        self._release(message)
         source = inbox.sources[key[0], key[1]]
+        del inbox.lanes[source.consumer][message.priority][number]
+        inbox.bytes -= message.size
+        self._count(message.source, -message.size)
+        self._release(message)
         if message.ordered:
             source.waiting.remove(number)
         else:
@@ -876,7 +984,7 @@ class Inboxes:
     def _refuse(self, operation: Refuse) -> Answer:
         """`rejected`; `known` if it was kept before."""
         chain, name, number = operation.key
-        inbox = self.inboxes.setdefault(operation.inbox, Inbox())
+        inbox = self._open(operation.inbox, name)
         source = inbox.sources.setdefault((chain, name), Source())
         source.touched_us = operation.now_us
         if number <= source.last and number not in source.rejected:
@@ -932,12 +1040,13 @@ class Inboxes:
         source = inbox.sources.get((chain, name))
         if source is None or source.consumer != consumer:
             return 0
+        lanes = inbox.lanes.get(consumer, {})
         size = count = 0
         for number, key in zip(source.waiting, keys[start:], strict=False):
             message = inbox.messages[number]
             if key[2] != message.id or key[1] != name or key[0] != chain:
                 break
-            del inbox.messages[number], inbox.numbers[key], inbox.lanes[message.priority][number]
+            del inbox.messages[number], inbox.numbers[key], lanes[message.priority][number]
             _remember(inbox, key, consumer)
             if message.__class__ is Message:
                 size += len(message.payload) + len(message.attributes) + MESSAGE_OVERHEAD_BYTES
@@ -953,7 +1062,7 @@ class Inboxes:
                 consumer,
             )
             inbox.bytes -= size
-            self.bytes -= size
+            self._count(name, -size)
         return count
 
     def _settle(self, inbox: Inbox, source: Source, key: Key, consumer: str, now_us: int) -> Message:
@@ -990,7 +1099,7 @@ class Inboxes:
     def _bury(self, inbox: Inbox, message: Message, reason: str) -> None:
         inbox.dead.append(replace(message, reason=reason))
         inbox.bytes += message.size
-        self.bytes += message.size
+        self._count(message.source, message.size)
         self._hold(message)
 
     def _join(self, operation: Join) -> Answer:
@@ -1006,25 +1115,30 @@ class Inboxes:
             if len(inbox.consumers) >= MAX_CONSUMERS:
                 return Answer("full")
             inbox.consumers[operation.consumer] = 0
-        inbox.owner = inbox.owner or operation.principal
-        for source in inbox.sources.values():
-            _stick(inbox, source)
+        if not inbox.owner:
+            inbox.owner = operation.principal
+            self._assign(inbox)
+        _stick_all(inbox, "")
         return Answer("joined")
 
     def _leave(self, operation: Leave) -> Answer:
-        """`left`. Its sources stick to others now."""
+        """`left`. Its sources stick to others now. What was tried too often is a dead letter."""
         inbox = self.inboxes.get(operation.inbox)
         if inbox is None or operation.consumer not in inbox.consumers:
             return Answer("left")
         for key in operation.delivered:
             number = inbox.numbers.get(key)
-            if number is not None and inbox.sources[key[0], key[1]].consumer == operation.consumer:
-                inbox.messages[number] = _tried(inbox.messages[number])
+            source = inbox.sources.get((key[0], key[1]))
+            if number is None or source is None or source.consumer != operation.consumer:
+                continue
+            tried = _tried(inbox.messages[number])
+            if tried.attempts < self.limits.attempts or len(inbox.dead) >= self.limits.dead_letters:
+                inbox.messages[number] = tried
+            else:
+                self._settle(inbox, source, key, "", operation.now_us)
+                self._bury(inbox, tried, "its consumers were lost")
         del inbox.consumers[operation.consumer]
-        for source in inbox.sources.values():
-            if source.consumer == operation.consumer:
-                source.consumer = ""
-                _stick(inbox, source)
+        _stick_all(inbox, operation.consumer)
         return Answer("left")
 
     # Upkeep
@@ -1035,18 +1149,46 @@ class Inboxes:
         for transaction, (_, since_us) in list(self.decisions.items()):
             if since_us <= now_us - FORGET_US:
                 del self.decisions[transaction]
-        for inbox in self.inboxes.values():
+        for name, inbox in list(self.inboxes.items()):
             for message in [each for each in inbox.messages.values() if _is_expired(each, now_us)]:
                 source = inbox.sources[message.chain, message.source]
                 self._settle(inbox, source, _key(message), "", now_us)
                 if len(inbox.dead) < self.limits.dead_letters:
                     self._bury(inbox, message, "expired")
             for owner, source in list(inbox.sources.items()):
-                idle = not source.waiting and not source.others and not source.staged
-                if idle and source.touched_us <= now_us - (ENDED_US if source.ended else FORGET_US):
+                if is_forgotten(source, now_us):
                     _unstick(inbox, source)
                     del inbox.sources[owner]
+            if is_unused(inbox):
+                self._drop(name)
         return Answer("done")
+
+    def _drop(self, name: str) -> None:
+        inbox = self.inboxes.pop(name)
+        for message in (*inbox.messages.values(), *inbox.dead):
+            self._count(message.source, -message.size)
+            self._release(message)
+        self._count_name(inbox.counts_for, -1)
+
+    def _delete(self, operation: Delete) -> Answer:
+        """`deleted` with the number of messages and dead letters in `last`; `none` is there; `busy`: it has a
+        consumer, or a transaction for it is not decided."""
+        inbox = self.inboxes.get(operation.inbox)
+        if inbox is None:
+            return Answer("none")
+        if inbox.consumers or any(source.staged for source in inbox.sources.values()):
+            return Answer("busy")
+        self._drop(operation.inbox)
+        return Answer("deleted", len(inbox.messages) + len(inbox.dead))
+
+    def _own(self, operation: Own) -> Answer:
+        """`owned`; `none` is there."""
+        inbox = self.inboxes.get(operation.inbox)
+        if inbox is None:
+            return Answer("none")
+        inbox.owner = operation.owner
+        self._assign(inbox)
+        return Answer("owned")
 
     def _end(self, operation: End) -> Answer:
         """`done`."""
@@ -1066,9 +1208,9 @@ class Inboxes:
         if len(inbox.messages) + added > self.limits.inbox_messages:
             return Answer("full")
         inbox.dead = inbox.dead[operation.count :]
-        size = sum(message.size for message in chosen)
-        inbox.bytes, self.bytes = inbox.bytes - size, self.bytes - size
         for message in chosen:
+            inbox.bytes -= message.size
+            self._count(message.source, -message.size)
             self._release(message)
         if not operation.drop:
             for message in chosen:
@@ -1093,11 +1235,11 @@ class Inboxes:
             return Answer("full")
         self.staged[operation.transaction] = operation
         for message in operation.messages:
-            inbox = self.inboxes.setdefault(message.inbox, Inbox())
+            inbox = self._open(message.inbox, message.source)
             source = inbox.sources.setdefault((message.chain, message.source), Source())
             source.staged += 1
             source.touched_us = operation.now_us
-            self.bytes += message.size
+            self._count(message.source, message.size)
         return Answer("staged")
 
     def _decide(self, operation: Decide) -> Answer:
@@ -1118,7 +1260,7 @@ class Inboxes:
             inbox = self.inboxes[message.inbox]
             source = inbox.sources[message.chain, message.source]
             source.staged -= 1
-            self.bytes -= message.size
+            self._count(message.source, -message.size)
         for message in stage.messages:
             inbox = self.inboxes[message.inbox]
             if operation.commit and self._outcome(inbox, message).outcome == "kept":
@@ -1137,8 +1279,16 @@ class Inboxes:
                 number: key for key, number in inbox.numbers.items()
             }:
                 raise BugError(f"the numbers of inbox {name!r} are not those of its messages")
-            lanes = {number for lane in inbox.lanes.values() for number in lane}
-            if lanes != inbox.messages.keys():
+            lanes: dict[tuple[str, int], list[int]] = {}
+            for number, message in inbox.messages.items():
+                consumer = inbox.sources[message.chain, message.source].consumer
+                lanes.setdefault((consumer, message.priority), []).append(number)
+            if lanes != {
+                (consumer, priority): list(lane)
+                for consumer, by_priority in inbox.lanes.items()
+                for priority, lane in by_priority.items()
+                if lane
+            }:
                 raise BugError(f"the lanes of inbox {name!r} are not those of its messages")
             stuck = dict.fromkeys(inbox.consumers, 0)
             for owner, source in inbox.sources.items():
@@ -1152,6 +1302,8 @@ class Inboxes:
                 raise BugError(f"inbox {name!r} counts {inbox.consumers} sources per consumer, not {stuck}")
         if total != self.bytes:
             raise BugError(f"the inboxes have {total} bytes and count {self.bytes}")
+        if sum(self.stored.values()) > self.bytes or min(self.stored.values(), default=1) <= 0:
+            raise BugError(f"principals have {self.stored} bytes of {self.bytes}")
         live: dict[int, int] = {}
         for inbox in self.inboxes.values():
             for message in (*inbox.messages.values(), *inbox.dead):
@@ -1159,6 +1311,18 @@ class Inboxes:
                     live[message.extent.tick] = live.get(message.extent.tick, 0) + message.extent.size
         if live != self.live or sum(live.values()) != self.spilled:
             raise BugError(f"{sum(live.values())} bytes of bodies are on disk, counted as {self.spilled}")
+
+
+def is_forgotten(source: Source, now_us: int) -> bool:
+    """Whether it was silent for so long that nobody needs its ids."""
+    idle = not source.waiting and not source.others and not source.staged
+    return idle and source.touched_us <= now_us - (ENDED_US if source.ended else FORGET_US)
+
+
+def is_unused(inbox: Inbox) -> bool:
+    """Whether nobody would miss it. What anonymous clients made belongs to nobody in particular."""
+    owner = owning(inbox.owner)
+    return not (owner or inbox.messages or inbox.dead or inbox.consumers or inbox.sources)
 
 
 def decode_operations(payload: bytes) -> tuple[Operation, ...]:
@@ -1255,11 +1419,34 @@ def _is_expired(message: Message, now_us: int) -> bool:
 
 def _stick(inbox: Inbox, source: Source) -> None:
     """A source with something to deliver sticks to the consumer that has the fewest."""
-    if source.consumer or not inbox.consumers or not (source.waiting or source.others):
+    if source.consumer or not inbox.consumers:
         return
     consumer = min(inbox.consumers, key=lambda name: (inbox.consumers[name], name))
     source.consumer = consumer
     inbox.consumers[consumer] += 1
+
+
+def _stick_all(inbox: Inbox, consumer: str) -> None:
+    """That consumer is gone ("": there was none): its sources stick to others, and so do their messages."""
+    for source in inbox.sources.values():
+        if source.consumer == consumer:
+            source.consumer = ""
+            if source.waiting or source.others:
+                _stick(inbox, source)
+    left = inbox.lanes.pop(consumer, {})
+    grown: dict[tuple[str, int], None] = {}
+    for priority, lane in left.items():
+        for number in lane:
+            message = inbox.messages[number]
+            source = inbox.sources[message.chain, message.source]
+            _lane(inbox, source, priority)[number] = None
+            grown[source.consumer, priority] = None
+    for name, priority in grown:
+        inbox.lanes[name][priority] = dict.fromkeys(sorted(inbox.lanes[name][priority]))
+
+
+def _lane(inbox: Inbox, source: Source, priority: int) -> dict[int, None]:
+    return inbox.lanes.setdefault(source.consumer, {}).setdefault(priority, {})
 
 
 def _unstick(inbox: Inbox, source: Source) -> None:

@@ -22,8 +22,10 @@ from postroad.errors import (
     TooLargeError,
     UnavailableError,
     UsageError,
+    from_wire,
 )
 from postroad.ids import SESSION_BYTES, name_fits
+from postroad.links.access import QuotaConfig, owning
 from postroad.links.direct import DirectPeers
 from postroad.links.links import Links
 from postroad.overlay.topology import Topology
@@ -35,10 +37,12 @@ from postroad.queues.inbox import (
     MAX_PRIORITY,
     MAX_TOGETHER,
     Answer,
+    Key,
     Message,
     join,
     kind_of,
     name_of,
+    principal_of,
     session_of,
     source_of,
 )
@@ -55,6 +59,7 @@ from postroad.queues.talk import (
     AskChains,
     AskQueues,
     Chains,
+    ConfirmTask,
     Deliver,
     Delivered,
     Done,
@@ -64,6 +69,7 @@ from postroad.queues.talk import (
     LeaveTask,
     Locate,
     MessageKey,
+    Moment,
     PutTask,
     Removed,
     Said,
@@ -84,7 +90,7 @@ from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
-from postroad.units import KIB, MIB
+from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import (
     EndSession,
@@ -102,9 +108,12 @@ from postroad.wire.frames import (
 
 ROOM: Final = "queues"
 CONSUMER_BYTES: Final = 8
+MAX_NOTED: Final = 8  # arcs in one line of the log
 MAX_ID: Final = (1 << 62) - 1
 MAX_SENDS: Final = 8_192  # of one client that are not answered
 MAX_SEND_BYTES: Final = 32 * MIB  # the same in bytes
+MAX_CONFIRMING: Final = 65_536  # messages of one client that it waits to hear of
+CONFIRM_BYTES: Final = 256  # what the name of one takes
 MAX_RECEIVERS: Final = 1_000  # of one client
 MAX_SESSIONS: Final = 1_000  # of one client, whose inboxes are remembered
 MAX_SESSION_INBOXES: Final = 10_000
@@ -112,7 +121,7 @@ MAX_REASON: Final = 1_000
 MAX_CHAIN_BYTES: Final = 64
 FRAME_OVERHEAD_BYTES: Final = 192  # of a message: its numbers and its chain
 MAX_OUTGOING_BYTES: Final = 256 * KIB  # of several things that are said to a broker in one frame
-MAX_NAMES_BYTES: Final = 2 * SESSION_BYTES + 2 * 255  # of a message, at most
+MAX_NAMES_BYTES: Final = 2 * SESSION_BYTES + 3 * 255 + 1  # of a message, at most
 
 
 @dataclass(slots=True)
@@ -126,6 +135,7 @@ class _Receiver:
     task: JoinTask
     joined: bool = False  # at least once
     joining: bool = False
+    delivery: Moment = (b"", 0)  # the last one that it was handed
 
 
 @dataclass(slots=True)
@@ -134,6 +144,7 @@ class _Client:
     admin: bool
     sends: int = 0  # parts of SENDs that are not answered
     send_bytes: int = 0
+    confirming: int = 0  # messages that it waits to hear of
     receivers: dict[int, _Receiver] = field(default_factory=dict)  # by number
     sessions: dict[str, set[str]] = field(default_factory=dict)  # source -> inboxes that it sent to
 
@@ -145,9 +156,10 @@ class _Confirming:
     connection: int
     number: int  # of the SEND
     arc: int
-    task: PutTask
-    places: list[int]
-    waiting: set[int]  # places within the task
+    express: bool
+    places: list[int]  # of each message, in the SEND
+    waiting: set[int]  # which of them
+    messages: tuple[tuple[str, Key], ...] = ()  # inbox and key of each, once they are kept
 
 
 @dataclass(slots=True)
@@ -166,6 +178,7 @@ class Queues:
         me: Node,
         boot: int,
         config: QueueConfig,
+        quotas: QuotaConfig,
         streams: Mapping[LogStream, StreamEnd] | None,
         ring: Ring,
         direct: DirectPeers,
@@ -180,7 +193,10 @@ class Queues:
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
         self._confirming: dict[int, _Confirming] = {}  # by the number of the errand
+        self._unconfirmed: dict[int, None] = {}  # of these, whose responsible broker is still to be told
+        self._confirm_us = 0  # when that is tried again
         self._outgoing: dict[int, _Outgoing] = {}  # what was said in this turn, by broker
+        self._begun: dict[int, View] = {}  # arcs that this broker answers for since this turn
         self._ring_changed = True
         self.arcs = Arcs(
             board,
@@ -200,6 +216,7 @@ class Queues:
         )
         self.errands = Errands(
             me=me,
+            boot=boot,
             arcs=self.arcs,
             ring=ring,
             say=self.say,
@@ -212,6 +229,9 @@ class Queues:
             say=self.say,
             rejoin_us=config.rejoin_us,
             express_bytes=config.express_bytes,
+            all_express_bytes=config.memory_bytes,
+            attempts=config.attempts,
+            quotas=quotas,
             witness=witness,
             number_of=ring.number,
         )
@@ -296,7 +316,7 @@ class Queues:
             case Work():
                 self.serving.work(turn, sender, said)
             case Done():
-                self.errands.answered(turn, said)
+                self.errands.answered(turn, sender, said)
             case Elsewhere():
                 self.errands.elsewhere(turn, sender, said)
             case Deliver():
@@ -359,14 +379,22 @@ class Queues:
         self.errands.moved(turn, arc, view)
         if view.stage != STARTED:
             return
+        if view.responsible == self._me:
+            self._begun[arc] = view
         self.serving.begun()
         for receiver in list(self._receivers.values()):
             if receiver.arc == arc:
                 self._join(turn, receiver)
-        for number, confirming in list(self._confirming.items()):
-            if confirming.arc == arc:
-                del self._confirming[number]
-                self._confirm_again(turn, confirming)
+        self._moved_away(turn, arc)
+
+    def _note_begun(self, turn: Turn) -> None:
+        """One line for the log, however many arcs came in this turn."""
+        begun, self._begun = sorted(self._begun.items()), {}
+        names = [f"{arc} (epoch {view.epoch})" for arc, view in begun[:MAX_NOTED]]
+        more = f" and {len(begun) - MAX_NOTED} more" if len(begun) > MAX_NOTED else ""
+        short = sum(len(view.replicas) < self._config.replicas for _, view in begun)
+        few = f"; {short} with fewer than {self._config.replicas} replicas" if short else ""
+        turn.note("info", f"this broker answers for arcs of queues now: {', '.join(names)}{more}{few}")
 
     # ---- sending
 
@@ -380,27 +408,45 @@ class Queues:
     def _send(self, turn: Turn, peer: Peer, message: Send) -> None:
         turn.concerns = self
         _check_send(message)
-        client = self._client(peer)
+        client, connection = self._client(peer), peer.connection
         try:
-            for inbox in {posting.inbox for posting in message.messages}:
-                if not self._links.may_send(peer.connection, inbox):
-                    raise DeniedError(f"an access rule forbids sending to {inbox!r}")
-            if message.form == "transactional" and not all(posting.chain for posting in message.messages):
-                self._tell_chains(turn, peer.connection, client, message)
+            denied = self._refuse_denied(turn, connection, message)
+            postings = [each for place, each in enumerate(message.messages) if place not in denied]
+            if not postings:
                 return
-            source = source_of(message.session, message.source)
+            if message.form == "transactional" and not all(posting.chain for posting in postings):
+                self._tell_chains(turn, connection, client, message, denied)
+                return
+            source = source_of(message.session, message.source, owning(peer.principal))
             messages = self._messages(turn, message, source)
-            size = sum([each.size for each in messages])
+            taken = [each for place, each in enumerate(messages) if place not in denied]
+            size = sum([each.size for each in taken])
             if client.sends >= MAX_SENDS or client.send_bytes + size > MAX_SEND_BYTES:
                 raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
-            self._remember_session(client, source, messages)
-            self._witness.sent(turn, message.session, messages)
+            if message.confirm and client.confirming + len(taken) > MAX_CONFIRMING:
+                raise FullError(f"this client waits to hear of {client.confirming} messages: wait for some")
+            self._remember_session(client, source, taken)
+            self._witness.sent(turn, message.session, taken)
             if message.together and len(messages) > 1:
-                self._send_together(turn, peer.connection, message, messages)
+                self._send_together(turn, connection, message, messages)
             else:
-                self._send_each(turn, peer.connection, message, messages)
+                self._send_each(turn, connection, message, messages, denied)
         except (UsageError, UnavailableError) as error:
-            self._refuse_send(turn, peer.connection, message.number, (), error)
+            self._refuse_send(turn, connection, message.number, (), error)
+
+    def _refuse_denied(self, turn: Turn, connection: int, message: Send) -> frozenset[int]:
+        """The places of messages that may not be sent, which are refused alone. DeniedError if none may, or
+        all are sent together."""
+        by_inbox: dict[str, list[int]] = {}
+        for place, posting in enumerate(message.messages):
+            by_inbox.setdefault(posting.inbox, []).append(place)
+        denied = [inbox for inbox in by_inbox if not self._links.may_send(connection, inbox)]
+        for inbox in denied:
+            error = DeniedError(f"an access rule forbids sending to {inbox!r}")
+            if message.together or len(by_inbox) == 1:
+                raise error
+            self._refuse_send(turn, connection, message.number, tuple(by_inbox[inbox]), error)
+        return frozenset(place for inbox in denied for place in by_inbox[inbox])
 
     @staticmethod
     def _remember_session(client: _Client, source: str, messages: list[Message]) -> None:
@@ -413,17 +459,20 @@ class Queues:
         if len(inboxes) < MAX_SESSION_INBOXES:
             inboxes.update([message.inbox for message in messages])
 
-    def _tell_chains(self, turn: Turn, connection: int, client: _Client, message: Send) -> None:
+    def _tell_chains(
+        self, turn: Turn, connection: int, client: _Client, message: Send, denied: frozenset[int]
+    ) -> None:
         """Nothing of this SEND is taken: transactional messages name the chain that they are first sent in.
 
         Were they stamped here, a sender that hears no answer would not know in which of two networks that
         are still apart they may be, and would send them again in the other (responsibility 9).
         """
         by_arc: dict[int, list[int]] = {}
-        for place, posting in enumerate(message.messages):
+        taken = [(place, each) for place, each in enumerate(message.messages) if place not in denied]
+        for place, posting in taken:
             if not posting.chain:
                 by_arc.setdefault(self.arcs.index(posting.inbox), []).append(place)
-        named = tuple([place for place, posting in enumerate(message.messages) if posting.chain])
+        named = tuple([place for place, posting in taken if posting.chain])
         if client.sends + len(by_arc) > MAX_SENDS:
             raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
         if named and not message.together:
@@ -482,11 +531,20 @@ class Queues:
             )
         return made
 
-    def _send_each(self, turn: Turn, connection: int, message: Send, messages: list[Message]) -> None:
+    def _send_each(
+        self,
+        turn: Turn,
+        connection: int,
+        message: Send,
+        messages: list[Message],
+        denied: frozenset[int],
+    ) -> None:
         """A task per arc; those of one arc in their order."""
         by_arc: dict[int, list[int]] = {}
         inbox, places = "", []
         for place, each in enumerate(messages):
+            if place in denied:
+                continue
             if each.inbox != inbox:
                 inbox = each.inbox
                 places = by_arc.setdefault(self.arcs.index(inbox), [])
@@ -517,17 +575,20 @@ class Queues:
             assert isinstance(said, PutTask)
             self._sent(turn, connection, message, said, places, answer, whole=whole)
 
-        try:
-            number = self.errands.ask(turn, arc, task, done, size)
-        except FullError as error:
-            self._refuse_send(turn, connection, message.number, () if whole else tuple(places), error)
-            return
+        number = self.errands.next_number()
         client.sends += 1
         client.send_bytes += size
         if message.confirm:
-            self._confirming[number] = _Confirming(
-                connection, message.number, arc, task, places, set(range(len(places)))
-            )
+            client.confirming += len(places)
+            express, waiting = task.form == "express", set(range(len(places)))
+            self._confirming[number] = _Confirming(connection, message.number, arc, express, places, waiting)
+        try:
+            self.errands.ask(turn, arc, task, done, size, number=number)
+        except FullError as error:
+            client.sends -= 1
+            client.send_bytes -= size
+            self._hear_no_more(number)
+            self._refuse_send(turn, connection, message.number, () if whole else tuple(places), error)
 
     def _sent(
         self,
@@ -542,8 +603,8 @@ class Queues:
     ) -> None:
         """The responsible broker has answered, or nobody did in time."""
         if done.code:
-            self._confirming.pop(done.number, None)
-            error = UnavailableError(f"nobody knows what became of it: {done.reason}")
+            self._hear_no_more(done.number)
+            error = _error_from(done, "nobody knows what became of it: ")
             self._refuse_send(turn, connection, message.number, () if whole else tuple(places), error)
             return
         (answer,) = done.answers
@@ -560,6 +621,10 @@ class Queues:
             messages = [said for place, said in zip(places, task.messages, strict=True) if place in kept]
             self._witness.kept(turn, message.form, messages)
         confirming = self._confirming.get(done.number)
+        if confirming is not None:
+            confirming.messages = tuple(
+                [(each.inbox, (each.chain, each.source, each.id)) for each in task.messages]
+            )
         for (state, last, chain), members in groups.items():
             shown = () if whole and len(groups) == 1 else tuple(members)
             if state in ("kept", "gap"):
@@ -571,7 +636,8 @@ class Queues:
             else:
                 self._refuse_send(turn, connection, message.number, shown, _error_of(state))
             if confirming is not None and state != "kept":
-                confirming.waiting -= {places.index(place) for place in members}
+                for place in members:
+                    self._heard_of(confirming, places.index(place))
         if confirming is not None and not confirming.waiting:
             del self._confirming[done.number]
 
@@ -609,7 +675,7 @@ class Queues:
     def _end_session(self, turn: Turn, peer: Peer, message: EndSession) -> None:
         _check_name("source", message.source)
         _check_bytes("session", message.session, SESSION_BYTES)
-        source = source_of(message.session, message.source)
+        source = source_of(message.session, message.source, owning(peer.principal))
         for inbox in sorted(self._client(peer).sessions.pop(source, ())):
             try:
                 self.errands.ask(turn, self.arcs.index(inbox), EndTask(inbox, source), _ignore)
@@ -622,26 +688,56 @@ class Queues:
         confirming = self._confirming.get(said.number)
         if confirming is None or said.place not in confirming.waiting:
             return
-        confirming.waiting.discard(said.place)
-        sent = Sent(number=confirming.number, places=(confirming.places[said.place],), state="delivered")
+        self._heard_of(confirming, said.place)
+        state = "delivered" if said.accepted else "dead"
+        sent = Sent(number=confirming.number, places=(confirming.places[said.place],), state=state)
         self._tell(turn, confirming.connection, sent)
         if not confirming.waiting:
             del self._confirming[said.number]
 
-    def _confirm_again(self, turn: Turn, old: _Confirming) -> None:
-        """Another broker is responsible now, and does not know who waits."""
+    def _heard_of(self, confirming: _Confirming, place: int) -> None:
+        confirming.waiting.discard(place)
+        client = self._clients.get(confirming.connection)
+        if client is not None:
+            client.confirming -= 1
+
+    def _hear_no_more(self, number: int) -> None:
+        confirming = self._confirming.pop(number, None)
+        for place in () if confirming is None else list(confirming.waiting):
+            assert confirming is not None
+            self._heard_of(confirming, place)
+
+    def _confirm_again(self, turn: Turn, number: int) -> None:
+        """Another broker is responsible now, and does not know who waits. It is asked until it answers."""
+        old = self._confirming[number]
         waiting = sorted(old.waiting)
-        task = PutTask(tuple(old.task.messages[place] for place in waiting), old.task.form, False, True)
-        if old.connection not in self._clients or task.form == "express":
-            return
-        try:
-            number = self.errands.ask(turn, old.arc, task, _ignore, sum(each.size for each in task.messages))
-        except FullError:
-            return  # a confirmation that is lost is allowed: its sender may send again
-        places = [old.places[place] for place in waiting]
-        self._confirming[number] = _Confirming(
-            old.connection, old.number, old.arc, task, places, set(range(len(places)))
+        task = ConfirmTask(tuple(old.messages[place] for place in waiting))
+
+        def done(turn: Turn, answer: Done, _task: object) -> None:
+            if answer.code and answer.number in self._confirming:
+                self._confirm_again(turn, answer.number)
+
+        del self._confirming[number]
+        asked, places = self.errands.next_number(), [old.places[place] for place in waiting]
+        self._confirming[asked] = _Confirming(
+            old.connection, old.number, old.arc, False, places, set(range(len(places))), task.messages
         )
+        try:
+            self.errands.ask(turn, old.arc, task, done, len(waiting) * CONFIRM_BYTES, number=asked)
+        except FullError:
+            self._unconfirmed[asked] = None
+            self._confirm_us = turn.now_us + SECOND_US
+
+    def _moved_away(self, turn: Turn, arc: int) -> None:
+        """Whoever waits to hear of messages of that arc: the broker that is responsible now is to know it."""
+        for number, confirming in list(self._confirming.items()):
+            if confirming.arc != arc or not confirming.messages:
+                continue  # what is not answered yet is said to it by itself
+            if not confirming.express:
+                self._confirm_again(turn, number)
+                continue
+            for place in list(confirming.waiting):  # it was in the memory of the one before
+                self._delivered(turn, Delivered(number, place, accepted=False))
 
     # ---- receiving
 
@@ -653,19 +749,22 @@ class Queues:
         client = self._client(peer)
         if message.number in client.receivers:
             raise PeerError(f"number {message.number} of a RECEIVE is in use")
+        consumer = message.consumer.hex()
+        old = self._receivers.get((message.inbox, consumer))
         try:
             if len(client.receivers) >= MAX_RECEIVERS:
                 raise UsageError(f"a client receives from at most {MAX_RECEIVERS} inboxes at once")
             if not self._links.may_receive(peer.connection, message.inbox):
                 raise DeniedError(f"an access rule forbids receiving as {message.inbox!r}")
+            # Traces name consumers: whoever knows one of another principal does not get its place.
+            if old is not None and not (client.admin or old.task.principal == client.principal):
+                raise DeniedError(f"the name {message.inbox!r} belongs to another principal")
         except UsageError as error:
             refused = Receiving(number=message.number, code=error.code, reason=str(error))
             self._tell(turn, peer.connection, refused)
             return
-        consumer = message.consumer.hex()
         task = JoinTask(message.inbox, consumer, client.principal, client.admin, message.window)
         arc = self.arcs.index(message.inbox)
-        old = self._receivers.get((message.inbox, consumer))
         if old is not None:
             self._clients[old.connection].receivers.pop(old.number, None)
         else:
@@ -684,10 +783,10 @@ class Queues:
             if self._receivers.get((receiver.inbox, receiver.task.consumer)) is not receiver:
                 return
             if answer.code:
-                if receiver.joined:
+                if receiver.joined and answer.code == UnavailableError.code:
                     self._join(turn, receiver)
                 else:
-                    self._drop(turn, receiver, UnavailableError(f"nobody serves it now: {answer.reason}"))
+                    self._drop(turn, receiver, _error_from(answer, "nobody serves it now: "))
                 return
             outcome = answer.answers[0].outcome
             if outcome == "joined":
@@ -726,17 +825,23 @@ class Queues:
             self._join(turn, receiver)
 
     def _leave(self, turn: Turn, receiver: _Receiver, *, lost: bool) -> None:
-        self._forget_receiver(turn, receiver)
         task = LeaveTask(receiver.inbox, receiver.task.consumer, lost)
         try:
             self.errands.ask(turn, receiver.arc, task, _ignore)
         except FullError:
             return  # it is missed soon
 
+    def _leave_later(self, receiver: _Receiver, turn: Turn) -> None:
+        """Its connection ended a while ago; it may be back by now."""
+        self._witness.let_go(turn, receiver.inbox, receiver.task.consumer)
+        if (receiver.inbox, receiver.task.consumer) not in self._receivers:
+            self._leave(turn, receiver, lost=True)
+
     def _deliver(self, turn: Turn, sender: Node, said: Deliver) -> None:
         receiver = self._receivers.get((said.inbox, said.consumer))
         if receiver is None:
             return  # the responsible broker hears soon that the consumer is gone
+        receiver.delivery = max(receiver.delivery, (said.place, said.number))
         self._witness.came(turn, self._ring.number(sender), [handed.message for handed in said.messages])
         messages = tuple(
             [
@@ -751,6 +856,7 @@ class Queues:
                     payload=handed.message.payload,
                     attributes=handed.message.attributes,
                     priority=handed.message.priority,
+                    principal=principal_of(handed.message.source),
                 )
                 for handed in said.messages
             ]
@@ -770,6 +876,10 @@ class Queues:
 
         def done(turn: Turn, answer: Done, _task: object = None) -> None:
             outcomes = tuple(each.outcome for each in answer.answers)
+            if receiver is not None and outcomes and answer.after < receiver.delivery:
+                # A later delivery overtook it. With `again` the client would forget what that brought.
+                ask(turn)
+                return
             if receiver is not None:
                 self._settled(turn, receiver, keys, outcomes)
             if answer.code:
@@ -785,6 +895,13 @@ class Queues:
                 settled = Settled(number=number, ticket=ticket, outcomes=outcomes)
             self._tell(turn, connection, settled)
 
+        def ask(turn: Turn) -> None:
+            assert receiver is not None
+            try:
+                self.errands.ask(turn, receiver.arc, task, done, sum(map(len, message.keys)))
+            except FullError as error:
+                done(turn, Done(0, (), error.code, str(error)))
+
         if receiver is None:
             nobody = Done(0, (), UnavailableError.code, "this inbox is not being received from")
             done(turn, nobody)
@@ -793,10 +910,7 @@ class Queues:
             receiver.inbox, receiver.task.consumer, keys, message.verdict, message.delay_us, message.reason
         )
         self._witness.hold(turn, receiver.inbox, receiver.task.consumer)
-        try:
-            self.errands.ask(turn, receiver.arc, task, done, sum(map(len, message.keys)))
-        except FullError as error:
-            done(turn, Done(0, (), error.code, str(error)))
+        ask(turn)
 
     def _settled(
         self, turn: Turn, receiver: _Receiver, keys: tuple[MessageKey, ...], outcomes: tuple[str, ...]
@@ -814,14 +928,17 @@ class Queues:
     def _unreceive(self, turn: Turn, peer: Peer, message: Unreceive) -> None:
         receiver = self._client(peer).receivers.get(message.number)
         if receiver is not None:
+            self._forget_receiver(turn, receiver)
             self._leave(turn, receiver, lost=False)
 
     def _client_down(self, turn: Turn, peer: Peer) -> None:
+        """A connection may have a thousand receivers: they get nothing from now on, and leave one by one."""
         client = self._clients.pop(peer.connection, None)
         if client is None:
             return
-        for receiver in list(client.receivers.values()):
-            self._leave(turn, receiver, lost=True)
+        for receiver in client.receivers.values():
+            del self._receivers[receiver.inbox, receiver.task.consumer]
+            turn.later(partial(self._leave_later, receiver))
         for number in [n for n, each in self._confirming.items() if each.connection == peer.connection]:
             del self._confirming[number]
 
@@ -837,10 +954,17 @@ class Queues:
             count = self._config.views().electors + self._config.electors
             self.arcs.set_candidates(turn, partial(self._closest, count))
         self._founding.tick(turn)
+        if self._unconfirmed and turn.now_us >= self._confirm_us:
+            unconfirmed, self._unconfirmed = self._unconfirmed, {}
+            for number in unconfirmed:
+                if number in self._confirming:
+                    self._confirm_again(turn, number)
         self.errands.tick(turn)
         self.serving.tick(turn)
         self.arcs.tick(turn)
         self._reports.tick(turn)
+        if self._begun:
+            self._note_begun(turn)
         self._flush(turn)
 
     def _closest(self, count: int, key: bytes) -> list[Node]:
@@ -848,12 +972,16 @@ class Queues:
 
     def next_deadline(self) -> int | None:
         rooms = (self.arcs, self.errands, self.serving, self._founding, self._reports)
-        return min((due for room in rooms if (due := room.next_deadline()) is not None), default=None)
+        times = [due for room in rooms if (due := room.next_deadline()) is not None]
+        if self._unconfirmed:
+            times.append(self._confirm_us)
+        return min(times, default=None)
 
     def check(self) -> None:
         if self._outgoing:
             raise BugError("something was said to other brokers, and the turn ended without sending it")
         self.arcs.check()
+        self.errands.check()
         self.serving.check()
 
 
@@ -864,6 +992,13 @@ def _ignore(_turn: Turn, _done: Done, _task: object) -> None:
 def _state_of(answer: Answer) -> str:
     """What the sender is told of an outcome. What was kept before is kept."""
     return "kept" if answer.outcome == "known" else answer.outcome
+
+
+def _error_from(done: Done, unknown: str) -> PostroadError:
+    """Why a task was not done; `unknown` is said of one that may have been."""
+    if done.code == UnavailableError.code:
+        return UnavailableError(unknown + done.reason)
+    return from_wire(done.code, done.reason)
 
 
 def _error_of(state: str) -> PostroadError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,18 +10,31 @@ from typing import Final
 import msgspec
 
 from postroad.errors import DeniedError, FullError, PostroadError, UnavailableError, UsageError
+from postroad.ids import name_fits
+from postroad.links.access import owning
 from postroad.links.links import Links
 from postroad.overlay.topology import Topology
 from postroad.queues.arcs import Arcs
 from postroad.queues.errands import Errands, Say
-from postroad.queues.inbox import MAX_NAME_BYTES
+from postroad.queues.inbox import MAX_NAME_BYTES, Inbox
 from postroad.queues.messages import Node
 from postroad.queues.serving import Serving
-from postroad.queues.talk import MAX_ROWS, AskQueues, DeadTask, Done, QueueRow, ReviveTask, Task
+from postroad.queues.talk import (
+    MAX_ROWS,
+    AskQueues,
+    DeadTask,
+    DeleteTask,
+    Done,
+    OwnTask,
+    QueueRow,
+    ReviveTask,
+    Task,
+)
 from postroad.queues.talk import Queues as QueueRows
 from postroad.ring.ring import Ring
+from postroad.seam.levels import Level
 from postroad.seam.peers import Peer
-from postroad.seam.replies import reply, reply_error
+from postroad.seam.replies import reply, reply_error, whole_number
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import SECOND_US
@@ -29,7 +43,12 @@ from postroad.wire.frames import Request
 WAIT_US: Final = 2 * SECOND_US  # for all brokers to say which queues they are responsible for
 MAX_SHOWN: Final = 2_000  # queues in one reply to a client
 MAX_OPEN: Final = 256  # requests that wait for other brokers
+MAX_EACH: Final = 8  # the same of one client: one that asks without end leaves room for others
 MAX_REVIVED: Final = 1_000_000
+MAX_LABELLED: Final = 50  # inboxes with metrics of their own: those with most messages
+_DEPTH: Final = "Messages of an inbox. Alarm: it grows for longer than its consumers are ever away."
+_OLDEST: Final = "Seconds since its oldest message was sent. Alarm: above what your consumers promise."
+_DEAD: Final = "Its dead letters. Alarm: above 0; somebody has to look at each."
 
 
 @dataclass(slots=True)
@@ -40,6 +59,7 @@ class _Survey:
     number: int
     until_us: int
     waiting: set[Node]
+    visible: Callable[[QueueRow], bool]  # to who asked
     rows: list[tuple[Node, QueueRow]] = field(default_factory=list)
 
 
@@ -64,24 +84,44 @@ class Reports:
         board.request("queues", self._queues)
         board.request("queues.dead", self._dead)
         board.request("queues.revive", self._revive)
+        board.request("queues.delete", self._delete)
+        board.request("queues.own", self._own)
         board.request("queues.found", self._found, needs="admin")
         board.request("queues.rescue", self._rescue, needs="admin")
         board.peers("client", down=self._client_down)
         board.metrics(self._metrics)
+        board.levels(self._levels)
         board.status("queues", self._status)
 
     # ---- all queues
 
     def _queues(self, turn: Turn, peer: Peer, request: Request) -> None:
-        if len(self._surveys) >= MAX_OPEN:
-            raise UnavailableError(f"{MAX_OPEN} requests about queues are under way at this broker")
+        own = sum(survey.connection == peer.connection for survey in self._surveys.values())
+        if len(self._surveys) >= MAX_OPEN or own >= MAX_EACH:
+            raise UnavailableError(
+                f"{len(self._surveys)} requests about queues are under way here, {own} of them of this client"
+            )
         self._last_number += 1
         number = self._last_number
         nodes = self._others() | {self._me}
-        survey = _Survey(peer.connection, request.number, turn.now_us + WAIT_US, nodes)
+        survey = _Survey(
+            peer.connection, request.number, turn.now_us + WAIT_US, nodes, self._visible_to(peer)
+        )
         self._surveys[number] = survey
         for node in sorted(nodes):
             self._say(turn, node, AskQueues(number, ""))
+
+    def _visible_to(self, peer: Peer) -> Callable[[QueueRow], bool]:
+        """A client sees the queues that are its principal's, and those that it may receive from or send to
+        by the rules."""
+        links, connection, owner = self._links, peer.connection, owning(peer.principal)
+        if links.may_admin(connection):
+            return lambda _row: True
+        return lambda row: (
+            (owner != "" and row.owner == owner)
+            or links.may_receive(connection, row.inbox)
+            or links.may_send(connection, row.inbox)
+        )
 
     def _others(self) -> set[Node]:
         """Whoever the overlay reaches, or the ring where the overlay is cut."""
@@ -101,7 +141,7 @@ class Reports:
         self._say(turn, sender, QueueRows(said.number, tuple(rows), more))
 
     def _row(self, arc: int, name: str) -> QueueRow:
-        inbox = self._arcs.machine(arc).inboxes[name]
+        inbox = self._arcs.machine(arc).inboxes.get(name) or Inbox()
         view = self._arcs.view(arc)
         assert view is not None
         oldest = next(iter(inbox.messages.values()), None)
@@ -122,7 +162,7 @@ class Reports:
         survey = self._surveys.get(said.number)
         if survey is None or sender not in survey.waiting:
             return
-        survey.rows += [(sender, row) for row in said.rows]
+        survey.rows += [(sender, row) for row in said.rows if survey.visible(row)]
         if said.more and said.rows and len(survey.rows) < MAX_SHOWN:
             self._say(turn, sender, AskQueues(said.number, said.rows[-1].inbox))
             return
@@ -181,12 +221,12 @@ class Reports:
 
     def _revive(self, turn: Turn, peer: Peer, request: Request) -> None:
         inbox = self._inbox(peer, request)
-        text = request.arguments.get("count", str(MAX_REVIVED))
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_REVIVED:
-            raise UsageError(f"a count is 1 to {MAX_REVIVED}, not {text[:40]!r}")
+        count = whole_number(request.arguments.get("count", str(MAX_REVIVED)), MAX_REVIVED)
+        if not count:
+            raise UsageError("a count of 0 revives nothing")
         drop = request.arguments.get("drop", "") == "yes"
         admin = self._links.may_admin(peer.connection)
-        task = ReviveTask(inbox, peer.principal, admin, int(text), drop)
+        task = ReviveTask(inbox, peer.principal, admin, count, drop)
 
         def revived(turn: Turn, done: Done) -> None:
             if done.answers[0].outcome == "full":
@@ -194,6 +234,29 @@ class Reports:
             reply(turn, peer.connection, request.number, {"count": done.answers[0].last})
 
         self._ask(turn, peer, request, inbox, task, revived)
+
+    def _delete(self, turn: Turn, peer: Peer, request: Request) -> None:
+        inbox = self._inbox(peer, request)
+        task = DeleteTask(inbox, peer.principal, self._links.may_admin(peer.connection))
+
+        def deleted(turn: Turn, done: Done) -> None:
+            outcome = done.answers[0].outcome
+            if outcome == "busy":
+                raise UsageError(f"somebody receives as {inbox!r} or sends to it just now: stop that first")
+            reply(turn, peer.connection, request.number, {"messages": done.answers[0].last})
+
+        self._ask(turn, peer, request, inbox, task, deleted)
+
+    def _own(self, turn: Turn, peer: Peer, request: Request) -> None:
+        inbox, owner = self._inbox(peer, request), request.arguments.get("principal", "")
+        if not owner or not name_fits(owner):
+            raise UsageError("whose shall it be? The argument `principal` has 1 to 255 bytes")
+        task = OwnTask(inbox, peer.principal, self._links.may_admin(peer.connection), owner)
+
+        def owned(turn: Turn, _done: Done) -> None:
+            reply(turn, peer.connection, request.number, {"owner": owner})
+
+        self._ask(turn, peer, request, inbox, task, owned)
 
     def _inbox(self, peer: Peer, request: Request) -> str:
         inbox = request.arguments.get("inbox", "")
@@ -224,6 +287,8 @@ class Reports:
                     raise UnavailableError(f"the broker responsible for {inbox!r} answered nothing")
                 if answer.answers[0].outcome == "denied":
                     raise DeniedError(f"the name {inbox!r} belongs to another principal")
+                if answer.answers[0].outcome == "none" and isinstance(task, DeleteTask | OwnTask):
+                    raise UsageError(f"there is no inbox {inbox!r}, or none any more")
                 then(turn, answer)
             except PostroadError as error:
                 reply_error(turn, peer.connection, request.number, error)
@@ -280,10 +345,26 @@ class Reports:
             "queue_inboxes": len(inboxes),
             "queue_depth": sum(len(inbox.messages) for inbox in inboxes),
             "queue_oldest_timestamp_seconds": min(oldest, default=0) // SECOND_US,
+            "queue_express_bytes": self._serving.express_bytes,
             "queue_depth_bytes": sum(machine.bytes for machine in served),
             "queue_dead_letters": sum(len(inbox.dead) for inbox in inboxes),
             "queue_consumers": sum(len(inbox.consumers) for inbox in inboxes),
         }
+
+    def _levels(self, now_us: int) -> list[Level]:
+        """Of the inboxes with most messages that this broker is responsible for."""
+        rows = [self._row(arc, name) for arc, name in self._serving.rows()]
+        deepest = heapq.nlargest(MAX_LABELLED, rows, key=lambda row: (row.depth, row.inbox))
+        levels: list[Level] = []
+        for row in deepest:
+            labels = {"inbox": row.inbox}
+            oldest_s = max(0, now_us - row.oldest_us) / SECOND_US if row.oldest_us else 0.0
+            levels += [
+                Level("queue_inbox_depth", _DEPTH, labels, row.depth),
+                Level("queue_inbox_oldest_seconds", _OLDEST, labels, oldest_s),
+                Level("queue_inbox_dead_letters", _DEAD, labels, row.dead),
+            ]
+        return levels
 
     def _status(self, now_us: int) -> dict[str, object]:
         del now_us

@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from postroad.errors import BugError, UnavailableError
+from postroad.errors import BugError, TooLargeError, UnavailableError
+from postroad.ids import SESSION_BYTES, MessageId, queue_message_id
+from postroad.links.access import QuotaConfig, owning
 from postroad.queues.arcs import Arcs
 from postroad.queues.errands import Errands, Say
 from postroad.queues.inbox import (
-    ENDED_US,
-    FORGET_US,
     MAX_TOGETHER,
     AcceptEach,
     Answer,
     Decide,
+    Delete,
     End,
     Forget,
     Inboxes,
@@ -38,6 +41,7 @@ from postroad.queues.inbox import (
     Leave,
     Message,
     Operation,
+    Own,
     Put,
     Reject,
     Resolve,
@@ -46,16 +50,21 @@ from postroad.queues.inbox import (
     Sweep,
     encode_each,
     extent_of,
+    is_forgotten,
+    is_unused,
     join,
     name_of,
+    principal_of,
     session_of,
     with_body,
 )
 from postroad.queues.messages import Chain, Kept, Node
 from postroad.queues.talk import (
     MAX_DELIVERED,
+    ConfirmTask,
     DeadTask,
     DecideTask,
+    DeleteTask,
     Deliver,
     Delivered,
     Done,
@@ -66,12 +75,14 @@ from postroad.queues.talk import (
     JoinTask,
     LeaveTask,
     MessageKey,
+    OwnTask,
     PutTask,
     Removed,
     ResolveTask,
     ReviveTask,
     SettleTask,
     StageTask,
+    Task,
     Work,
     place_of,
 )
@@ -85,8 +96,10 @@ MAX_CONFIRMS: Final = 65_536  # deliveries of an arc that somebody wants to hear
 SWEEP_US: Final = 30 * SECOND_US  # between two looks for sources that can be forgotten
 NEVER_US: Final = 1 << 62
 LOOK_US: Final = 100 * MILLISECOND_US  # between two looks for what is delayed or has expired
+LOOK_MESSAGE_US: Final = 20  # as much longer for every message that is looked at
 UNDECIDED_US: Final = 10 * SECOND_US  # after which a transaction that nobody decides is aborted
 EXPRESS: Final = "express"
+MAX_UNSEATED: Final = 4  # consumers of an arc that are given up in one turn
 MAX_LISTED: Final = 1_000  # dead letters in one answer
 LISTED_BYTES: Final = 1_024  # of the payload of each
 MAX_ROW_BYTES: Final = 512
@@ -104,7 +117,7 @@ class _Wish:
     encoded: bytes
     inboxes: Iterable[str]  # that they may add messages to, or change the order of
     durable: bool
-    timed: bool  # something of it is delayed or expires
+    due_us: int  # when the first of it that is delayed, expires or is to be decided is due, or NEVER_US
     then: Then
 
 
@@ -124,6 +137,7 @@ class _Served:
     """An arc that this broker is responsible for."""
 
     place: bytes
+    delivery: int = 0  # the number of the last one to any consumer
     wishes: deque[_Wish] = field(default_factory=deque)
     written: dict[int, tuple[list[_Wish], list[tuple[str, int]]]] = field(default_factory=dict)
     visible: dict[str, int] = field(default_factory=dict)  # inbox -> the number below which all is kept
@@ -132,7 +146,8 @@ class _Served:
     confirms: dict[tuple[str, Key], tuple[Node, int, int]] = field(default_factory=dict)
     express: dict[str, deque[Message]] = field(default_factory=dict)
     express_held: dict[tuple[str, Key], Message] = field(default_factory=dict)
-    express_bytes: dict[str, int] = field(default_factory=dict)
+    express_bytes: dict[str, int] = field(default_factory=dict)  # of those that wait and that are held
+    all_express_bytes: int = 0  # of every inbox
     before: int | None = None  # the broker that was responsible before, if that was another one
     inherited: dict[str, int] = field(default_factory=dict)  # inbox -> the number below which it had all
     look_us: int | None = None  # something is delayed or expires
@@ -150,11 +165,15 @@ class Serving:
         say: Say,
         rejoin_us: int,
         express_bytes: int,
+        all_express_bytes: int,
+        attempts: int,
+        quotas: QuotaConfig,
         witness: Witness,
         number_of: Callable[[Node], int | None],
     ) -> None:
         self._arcs, self._errands, self._say = arcs, errands, say
-        self._rejoin_us, self._max_express = rejoin_us, express_bytes
+        self._rejoin_us, self._attempts, self._quotas = rejoin_us, attempts, quotas
+        self._max_express, self._max_all_express = express_bytes, all_express_bytes
         self._witness, self._number_of = witness, number_of
         self._served: dict[int, _Served] = {}
         self._stirred: dict[int, None] = {}  # arcs with something to write
@@ -168,6 +187,7 @@ class Serving:
                 "queue_express_total",
                 "queue_full_total",
                 "queue_writes_total",
+                "queue_quota_refusals_total",
             ),
             0,
         )
@@ -243,7 +263,11 @@ class Serving:
         def answer(turn: Turn, answers: tuple[Answer, ...]) -> None:
             self._say(turn, sender, Done(number, answers))
 
-        if isinstance(task, PutTask | StageTask) and not self._knows_chains(arc, task.messages):
+        excess = self._excess(arc, task)
+        if excess:
+            self.counters["queue_quota_refusals_total"] += 1
+            self._say(turn, sender, Done(number, (), TooLargeError.code, excess))
+        elif isinstance(task, PutTask | StageTask) and not self._knows_chains(arc, task.messages):
             reason = "another network's messages are not taken in yet"
             self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
         elif isinstance(task, PutTask):
@@ -251,23 +275,59 @@ class Serving:
         elif isinstance(task, JoinTask):
             self._join(turn, arc, served, sender, number, task, answer)
         elif isinstance(task, SettleTask):
-            self._settle(turn, arc, served, task, answer)
+            self._settle(turn, arc, served, sender, number, task)
         elif isinstance(task, LeaveTask):
             self._leave(turn, arc, served, task, answer)
         elif isinstance(task, DeadTask):
             self._dead_letters(turn, arc, sender, number, task)
         elif isinstance(task, ReviveTask):
-            self._revive(turn, arc, served, sender, number, task)
+            revive = Revive(task.inbox, task.count, task.drop, turn.now_us)
+            self._manage(turn, arc, served, task, revive, answer)
+        elif isinstance(task, DeleteTask):
+            self._manage(turn, arc, served, task, Delete(task.inbox, turn.now_us), answer)
+        elif isinstance(task, OwnTask):
+            self._manage(turn, arc, served, task, Own(task.inbox, task.owner, turn.now_us), answer)
         elif isinstance(task, StageTask):
             self._stage(turn, arc, served, sender, task, answer)
+        elif isinstance(task, ConfirmTask):
+            answer(turn, (Answer("done"),))
+            self._confirm(turn, arc, served, sender, number, task.messages)
         else:
             operation = _operation(task, turn.now_us)
             if isinstance(operation, Resolve):
                 self._resolve(arc, served, operation, answer)
             else:
                 self._wish(arc, served, (operation,), answer, durable=True)
-            if isinstance(operation, Stage):
-                self._look_at(served, turn.now_us + UNDECIDED_US + 1)
+
+    def _excess(self, arc: int, task: Task) -> str:
+        """Why the principal may not have that too, of all that this broker is responsible for; "": it may.
+
+        What is being written is not counted yet: it may have a little more in the end.
+        """
+        messages: tuple[Message, ...] = ()
+        if isinstance(task, PutTask | StageTask):
+            messages = task.messages
+            principal, names = principal_of(messages[0].source), {each.inbox for each in messages}
+            size = sum([each.size for each in messages])
+        elif isinstance(task, JoinTask):
+            principal, names, size = owning(task.principal), {task.inbox}, 0
+        else:
+            return ""
+        if not principal:
+            return ""  # anonymous clients together have what there is
+        if any(map(self._arcs.machine(arc).knows, messages)):
+            return ""  # it comes again: what was kept cannot be refused
+        inboxes = self._arcs.machine(arc).inboxes
+        machines = [self._arcs.machine(each) for each in self._served]
+        most_bytes, most_names = self._quotas.stored_bytes, self._quotas.names
+        stored = sum(machine.stored.get(principal, 0) for machine in machines)
+        if size and most_bytes and stored + size > most_bytes:
+            return f"{principal} has {stored} bytes in queues here, at most {most_bytes} are allowed"
+        if any(name not in inboxes or (not size and not inboxes[name].owner) for name in names):
+            made = sum(machine.names.get(principal, 0) for machine in machines)
+            if made >= most_names:
+                return f"{principal} has {made} names of inboxes here, at most {most_names} are allowed"
+        return ""
 
     def _knows_chains(self, arc: int, messages: tuple[Message, ...]) -> bool:
         """Whether the ids of these messages can be compared with those that were kept (responsibility 9)."""
@@ -290,9 +350,9 @@ class Serving:
         *,
         inboxes: Iterable[str] = (),
         durable: bool,
-        timed: bool = False,
+        due_us: int = NEVER_US,
     ) -> None:
-        wish = _Wish(operations, encode_each(operations), inboxes, durable, timed, then)
+        wish = _Wish(operations, encode_each(operations), inboxes, durable, due_us, then)
         served.wishes.append(wish)
         self._stirred[arc] = None
 
@@ -300,18 +360,19 @@ class Serving:
 
     def _put(self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask) -> None:
         inboxes: dict[str, None] = {}
-        durable = timed = False
+        durable = False
         for message in task.messages:
             inboxes[message.inbox] = None
             durable = durable or message.ordered
-            timed = timed or message.not_before_us > 0 or message.expires_us > 0
+        due_us = _due_us(task.messages)
         if task.form == EXPRESS:
             each = tuple([self._put_express(served, message) for message in task.messages])
             self._note_kept(turn, sender, task.messages, Answer("each", 0, each))
-            self._confirm(turn, arc, served, sender, number, task)
             self._say(turn, sender, Done(number, (Answer("each", 0, each),)))
-            if timed:
-                self._look_at(served, turn.now_us)
+            if task.confirm:
+                self._confirm(turn, arc, served, sender, number, _named(task.messages))
+            if due_us != NEVER_US:
+                self._look_at(served, due_us)
             for name in inboxes:
                 self._pump(turn, arc, served, name)
             return
@@ -322,10 +383,11 @@ class Serving:
             self.counters["queue_full_total"] += outcomes.count("full")
             self._note_kept(turn, sender, task.messages, answers[0])
             self._say(turn, sender, Done(number, answers))
-            self._confirm(turn, arc, served, sender, number, task)
+            if task.confirm:
+                self._confirm(turn, arc, served, sender, number, _named(task.messages))
 
         put = Put(task.messages, turn.now_us, task.together)
-        self._wish(arc, served, (put,), kept, inboxes=inboxes, durable=durable, timed=timed)
+        self._wish(arc, served, (put,), kept, inboxes=inboxes, durable=durable, due_us=due_us)
 
     def _stage(
         self, turn: Turn, arc: int, served: _Served, sender: Node, task: StageTask, answer: Then
@@ -334,7 +396,8 @@ class Serving:
             self._note_kept(turn, sender, task.messages, answers[0])
             answer(turn, answers)
 
-        self._wish(arc, served, (_operation(task, turn.now_us),), staged, durable=True)
+        due_us = turn.now_us + UNDECIDED_US + 1
+        self._wish(arc, served, (_operation(task, turn.now_us),), staged, durable=True, due_us=due_us)
 
     def _note_kept(self, turn: Turn, sender: Node, messages: tuple[Message, ...], answer: Answer) -> None:
         """Those that are new came from that entry."""
@@ -344,25 +407,39 @@ class Serving:
             self._witness.came(turn, self._number_of(sender), new)
 
     def _confirm(
-        self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask
+        self,
+        turn: Turn,
+        arc: int,
+        served: _Served,
+        sender: Node,
+        number: int,
+        messages: Sequence[tuple[str, Key]],
     ) -> None:
-        """Somebody wants to hear when these are accepted."""
-        if not task.confirm:
-            return
-        machine = self._arcs.machine(arc)
-        for place, message in enumerate(task.messages):
-            key = (message.chain, message.source, message.id)
-            if self._is_here(machine, served, message.inbox, key):
-                served.confirms[message.inbox, key] = (sender, number, place)
-                while len(served.confirms) > MAX_CONFIRMS:
-                    del served.confirms[next(iter(served.confirms))]
-            elif task.form != EXPRESS and _was_accepted(machine, message):
-                self._say(turn, sender, Delivered(number, place))
+        """Somebody wants to hear what becomes of these. Of what was not kept the sender knows that."""
+        for place, (name, key) in enumerate(messages):
+            served.confirms[name, key] = (sender, number, place)
+            while len(served.confirms) > MAX_CONFIRMS:
+                del served.confirms[next(iter(served.confirms))]
+        self._tell_ended(turn, arc, served, messages)
 
-    def _is_here(self, machine: Inboxes, served: _Served, name: str, key: Key) -> bool:
-        inbox = machine.inboxes.get(name)
-        if inbox is not None and key in inbox.numbers:
-            return True
+    def _tell_ended(
+        self, turn: Turn, arc: int, served: _Served, messages: Iterable[tuple[str, Key]] | None = None
+    ) -> None:
+        """Whoever waits to hear of these messages, or of any, hears of those that do not wait any more."""
+        machine = self._arcs.machine(arc)
+        for name, key in list(served.confirms) if messages is None else messages:
+            fate = "waits" if self._is_express(served, name, key) else machine.fate(name, key)
+            if fate != "waits":
+                self._tell_fate(turn, served, name, key, accepted=fate == "accepted")
+
+    def _tell_fate(self, turn: Turn, served: _Served, name: str, key: Key, *, accepted: bool) -> None:
+        wanted = served.confirms.pop((name, key), None)
+        if wanted is not None:
+            entry, number, place = wanted
+            self._say(turn, entry, Delivered(number, place, accepted))
+
+    @staticmethod
+    def _is_express(served: _Served, name: str, key: Key) -> bool:
         waiting = served.express.get(name, ())
         return (name, key) in served.express_held or any(_key(message) == key for message in waiting)
 
@@ -408,13 +485,19 @@ class Serving:
     def _unseat(
         self, turn: Turn, arc: int, served: _Served, name: str, consumer: str, then: Then | None = None
     ) -> None:
-        """Its sources stick to others now, and they get what it did not settle."""
+        """Its sources stick to others now, and they get what it did not settle.
+
+        One that left in good order (`then`) gave that back untouched. One that was lost worked on the first
+        message of each sender at most: that one counts as tried, since it may be what ended it.
+        """
         seat = served.seats.get(name, {}).pop(consumer, None)
         served.absent.pop((name, consumer), None)
         held: tuple[Key, ...] = ()
         if seat is not None:
             self._give_back_express(served, name, seat)
-            held = tuple(seat.held)[:MAX_TOGETHER]
+            if then is None:
+                first = {key[:2]: key for key in reversed(seat.held)}
+                held = tuple(first.values())[:MAX_TOGETHER]
 
         def left(turn: Turn, answers: tuple[Answer, ...]) -> None:
             if then is not None:
@@ -426,18 +509,22 @@ class Serving:
                 returned = seats.pop(consumer)
                 self._give_back_express(served, name, returned)
                 self._say(turn, returned.entry, Removed(name, consumer))
+            if held:
+                self._tell_ended(turn, arc, served, [(name, key) for key in held])
             self._pump(turn, arc, served, name)
 
         leave = Leave(name, consumer, held, turn.now_us)
         self._wish(arc, served, (leave,), left, inboxes=(name,), durable=False)
 
-    def _settle(self, turn: Turn, arc: int, served: _Served, task: SettleTask, answer: Then) -> None:
+    def _settle(
+        self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: SettleTask
+    ) -> None:
         inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
         durable = False
         written = [given for given in task.keys if not given.express]
         for given in written:
-            number = None if inbox is None else inbox.numbers.get(given.key)
-            if inbox is not None and number is not None and inbox.messages[number].ordered:
+            place = None if inbox is None else inbox.numbers.get(given.key)
+            if inbox is not None and place is not None and inbox.messages[place].ordered:
                 durable = True
                 break
         operations = _verdicts(task, written, turn.now_us)
@@ -448,92 +535,111 @@ class Serving:
             stored = iter(answers)
             outcomes = tuple(
                 [
-                    self._settle_express(served, task, given) if given.express else next(stored)
+                    self._settle_express(turn, served, task, given) if given.express else next(stored)
                     for given in task.keys
                 ]
             )
             seat = served.seats.get(task.inbox, {}).get(task.consumer)
             for given, outcome in zip(task.keys, outcomes, strict=True):
-                self._was_settled(turn, served, task.inbox, seat, given.key, outcome.outcome)
-            answer(turn, outcomes)
+                self._was_settled(turn, arc, served, task.inbox, seat, given.key, outcome.outcome)
+            self._say(turn, sender, Done(number, outcomes, after=(served.place, served.delivery)))
             if task.delay_us:
-                self._look_at(served, turn.now_us)
+                self._look_at(served, turn.now_us + task.delay_us)
             self._pump(turn, arc, served, task.inbox)
 
         if operations:
-            timed = task.delay_us > 0
-            inboxes = (task.inbox,)
-            self._wish(arc, served, operations, settled, inboxes=inboxes, durable=durable, timed=timed)
+            self._wish(arc, served, operations, settled, inboxes=(task.inbox,), durable=durable)
         else:
             settled(turn, ())
 
     def _was_settled(
-        self, turn: Turn, served: _Served, name: str, seat: _Seat | None, key: Key, outcome: str
+        self, turn: Turn, arc: int, served: _Served, name: str, seat: _Seat | None, key: Key, outcome: str
     ) -> None:
         if outcome in ("accepted", "dead", "again"):
             self.counters["queue_accepted_total" if outcome == "accepted" else "queue_rejected_total"] += 1
-        if outcome == "accepted":
-            wanted = served.confirms.pop((name, key), None)
-            if wanted is not None:
-                entry, number, place = wanted
-                self._say(turn, entry, Delivered(number, place))
+        if outcome in ("accepted", "dead"):
+            self._tell_fate(turn, served, name, key, accepted=outcome == "accepted")
         if seat is None or outcome == "early":
             return
         seat.held.pop(key, None)
-        if outcome == "again":
-            # What follows it comes again behind it.
-            for other in [held for held in seat.held if held[:2] == key[:2] and held[2] > key[2]]:
-                del seat.held[other]
+        if outcome in ("again", "taken"):
+            for follower in self._arcs.machine(arc).behind(name, key):
+                seat.held.pop(follower, None)  # it comes again: its consumer forgets it with this answer
 
     # ---- express messages: in the memory of this broker, and nowhere else
 
     def _put_express(self, served: _Served, message: Message) -> Answer:
         name, key = message.inbox, _key(message)
-        waiting = served.express.setdefault(name, deque())
+        waiting = served.express.get(name)
         if (name, key) in served.express_held or (waiting and _key(waiting[-1]) == key):
             return Answer("known")
-        size = served.express_bytes.get(name, 0) + message.size
-        if size > self._max_express:
+        if served.express_bytes.get(name, 0) + message.size > self._max_express:
             return Answer("full")
-        served.express_bytes[name] = size
-        waiting.append(message)
+        if self.express_bytes + message.size > self._max_all_express:
+            return Answer("full")
+        served.express_bytes[name] = served.express_bytes.get(name, 0) + message.size
+        served.all_express_bytes += message.size
+        served.express.setdefault(name, deque()).append(message)
         self.counters["queue_express_total"] += 1
         return Answer("kept")
 
-    def _settle_express(self, served: _Served, task: SettleTask, given: MessageKey) -> Answer:
-        message = served.express_held.pop((task.inbox, given.key), None)
-        if message is None:
+    def _end_express(self, served: _Served, message: Message) -> None:
+        """It takes no room any more."""
+        name = message.inbox
+        served.express_bytes[name] -= message.size
+        served.all_express_bytes -= message.size
+        if not served.express_bytes[name]:
+            del served.express_bytes[name]
+            served.express.pop(name, None)
+
+    def _settle_express(self, turn: Turn, served: _Served, task: SettleTask, given: MessageKey) -> Answer:
+        """There are no dead letters of these: after as many attempts as others have, one is dropped."""
+        message = served.express_held.get((task.inbox, given.key))
+        if message is None or message.attempts + 1 != given.attempt:
             return Answer("taken")
-        if task.verdict == "again":
-            served.express[task.inbox].append(message)
+        del served.express_held[task.inbox, given.key]
+        if task.verdict == "again" and message.attempts + 1 < self._attempts:
+            not_before_us = turn.now_us + task.delay_us if task.delay_us else 0
+            tried = replace(message, attempts=message.attempts + 1, not_before_us=not_before_us)
+            served.express.setdefault(task.inbox, deque()).append(tried)
             return Answer("again")
-        served.express_bytes[task.inbox] -= message.size
+        self._end_express(served, message)
         return Answer("accepted" if task.verdict == "accept" else "dead")
 
     def _give_back_express(self, served: _Served, name: str, seat: _Seat) -> None:
         for key in reversed(list(seat.held)):
             message = served.express_held.pop((name, key), None)
             if message is not None:
-                served.express[name].appendleft(message)
+                served.express.setdefault(name, deque()).appendleft(message)
 
-    def _take_express(self, served: _Served, name: str, seat: _Seat, now_us: int, limit: int) -> list[Handed]:
+    def _take_express(
+        self, served: _Served, name: str, consumer: _Seat, now_us: int, limit: int
+    ) -> list[Handed]:
         waiting = served.express.get(name)
         chosen: list[Handed] = []
         later: list[Message] = []
         while waiting and len(chosen) < limit:
             message = waiting.popleft()
-            if 0 < message.expires_us <= now_us:
-                served.express_bytes[name] -= message.size
-            elif message.not_before_us > now_us:
+            if message.not_before_us > now_us or 0 < message.expires_us <= now_us:
                 later.append(message)
-            else:
-                key = _key(message)
-                seat.held[key] = 1
-                served.express_held[name, key] = message
-                chosen.append(Handed(encode_key(MessageKey(key, 1, True, message.entry)), EXPRESS, message))
+                continue
+            key, attempt = _key(message), message.attempts + 1
+            consumer.held[key] = attempt
+            served.express_held[name, key] = message
+            chosen.append(Handed(encode_key(MessageKey(key, attempt, True, message.entry)), EXPRESS, message))
         if waiting is not None:
             waiting.extendleft(reversed(later))
         return chosen
+
+    def _drop_expired_express(self, turn: Turn, served: _Served) -> None:
+        for name, waiting in list(served.express.items()):
+            expired = [message for message in waiting if 0 < message.expires_us <= turn.now_us]
+            if expired:
+                gone = {_key(message) for message in expired}
+                served.express[name] = deque(message for message in waiting if _key(message) not in gone)
+            for message in expired:
+                self._end_express(served, message)
+                self._tell_fate(turn, served, name, _key(message), accepted=False)
 
     # ---- handing out
 
@@ -561,7 +667,8 @@ class Serving:
                 handed.append(Handed(given, form, message))
             self.counters["queue_handed_total"] += len(handed)
             for part in _parts(handed):
-                self._say(turn, seat.entry, Deliver(arc, name, consumer, served.place, part))
+                served.delivery += 1
+                self._say(turn, seat.entry, Deliver(arc, name, consumer, served.place, part, served.delivery))
 
     def _with_bodies(
         self, turn: Turn, arc: int, served: _Served, name: str, ready: list[Message]
@@ -636,11 +743,12 @@ class Serving:
             touched: list[tuple[str, int]] = []
             served.written[number] = (taken, touched)
             names = dict.fromkeys(name for wish in taken for name in wish.inboxes)
-            note = partial(_note_numbers, names, touched)
+            note = partial(_note_numbers, served, names, touched)
             payload = join(len(operations), [wish.encoded for wish in taken])
             self._arcs.submit(turn, arc, payload, operations, durable=durable, applied=note)
-            if any(wish.timed for wish in taken):
-                self._look_at(served, turn.now_us)
+            due_us = min(wish.due_us for wish in taken)
+            if due_us != NEVER_US:
+                self._look_at(served, due_us)
 
     # ---- dead letters
 
@@ -703,19 +811,29 @@ class Serving:
             dead[0] = with_body(dead[0], b"")
         self._list_dead(arc, dead, rows, size, then, turn, record)
 
-    def _revive(
-        self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: ReviveTask
+    def _manage(
+        self,
+        turn: Turn,
+        arc: int,
+        served: _Served,
+        task: ReviveTask | DeleteTask | OwnTask,
+        operation: Operation,
+        answer: Then,
     ) -> None:
+        """What an administrator may do, and the owner of the name; where it has none, whoever receives."""
         inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
-        if inbox is not None and inbox.owner and inbox.owner != task.principal and not task.admin:
-            self._say(turn, sender, Done(number, (Answer("denied"),)))
+        owner = "" if inbox is None else inbox.owner
+        allowed = task.admin or (owner == task.principal if owner else not isinstance(task, OwnTask))
+        if not allowed:
+            answer(turn, (Answer("denied"),))
             return
 
-        def revived(turn: Turn, answers: tuple[Answer, ...]) -> None:
-            self._say(turn, sender, Done(number, answers))
+        def done(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            answer(turn, answers)
+            if isinstance(task, DeleteTask):
+                self._tell_ended(turn, arc, served)
 
-        operation = Revive(task.inbox, task.count, task.drop, turn.now_us)
-        self._wish(arc, served, (operation,), revived, inboxes=(task.inbox,), durable=True)
+        self._wish(arc, served, (operation,), done, inboxes=(task.inbox,), durable=True)
 
     # ---- time
 
@@ -744,13 +862,19 @@ class Serving:
         self._due_us = min(self._times(), default=NEVER_US)
 
     def _look_at_consumers(self, turn: Turn, arc: int, served: _Served) -> None:
-        for name, consumer in [each for each, until in served.absent.items() if until <= turn.now_us]:
+        """A few in a turn: thousands may have gone at once. The others are due in the next one."""
+        gone = (each for each, until in served.absent.items() if until <= turn.now_us)
+        for name, consumer in list(islice(gone, MAX_UNSEATED)):
             self._unseat(turn, arc, served, name, consumer)
-        for name, seats in served.seats.items():
-            for consumer, seat in list(seats.items()):
-                if seat.until_us is not None and seat.until_us <= turn.now_us:
-                    self._unseat(turn, arc, served, name, consumer)
-                    self._say(turn, seat.entry, Removed(name, consumer))
+        late = (
+            (name, consumer, seat)
+            for name, seats in served.seats.items()
+            for consumer, seat in seats.items()
+            if seat.until_us is not None and seat.until_us <= turn.now_us
+        )
+        for name, consumer, seat in list(islice(late, MAX_UNSEATED)):
+            self._unseat(turn, arc, served, name, consumer)
+            self._say(turn, seat.entry, Removed(name, consumer))
 
     def _look_at_times(self, turn: Turn, arc: int, served: _Served) -> None:
         """What was delayed may be ready, what expires may be dead."""
@@ -758,15 +882,21 @@ class Serving:
         machine = self._arcs.machine(arc)
         due: list[int] = []
         expired = False
+        count = 0
         for inbox in machine.inboxes.values():
+            count += len(inbox.messages)
             for message in inbox.messages.values():
                 due += [time for time in (message.not_before_us, message.expires_us) if time > now_us]
                 expired |= 0 < message.expires_us <= now_us
+        self._drop_expired_express(turn, served)
         for waiting in served.express.values():
-            due += [message.not_before_us for message in waiting if message.not_before_us > now_us]
+            for message in waiting:
+                due += [time for time in (message.not_before_us, message.expires_us) if time > now_us]
         if machine.staged:
             due.append(now_us + UNDECIDED_US)
-        served.look_us = max(min(due), now_us + LOOK_US) if due else None
+        # Where much waits, a look takes long: it is rarer.
+        pause_us = LOOK_US + count * LOOK_MESSAGE_US
+        served.look_us = max(min(due), now_us + pause_us) if due else None
         if expired:
             self._sweep(arc, served, now_us)
         for name in list(served.seats):
@@ -790,22 +920,24 @@ class Serving:
         stage = self._arcs.machine(arc).staged.get(resolve.transaction)
         messages = () if stage is None else stage.messages
         inboxes = dict.fromkeys(message.inbox for message in messages)
-        timed = any(message.not_before_us or message.expires_us for message in messages)
-        self._wish(arc, served, (resolve,), then, inboxes=inboxes, durable=True, timed=timed)
+        due_us = _due_us(messages)
+        self._wish(arc, served, (resolve,), then, inboxes=inboxes, durable=True, due_us=due_us)
 
     def _look_at_sources(self, turn: Turn, arc: int, served: _Served) -> None:
         now_us = turn.now_us
         served.sweep_us = now_us + SWEEP_US
         for inbox in self._arcs.machine(arc).inboxes.values():
-            for source in inbox.sources.values():
-                idle = not source.waiting and not source.others and not source.staged
-                if idle and source.touched_us <= now_us - (ENDED_US if source.ended else FORGET_US):
-                    self._sweep(arc, served, now_us)
-                    return
+            if is_unused(inbox) or any(is_forgotten(source, now_us) for source in inbox.sources.values()):
+                self._sweep(arc, served, now_us)
+                return
 
     def _sweep(self, arc: int, served: _Served, now_us: int) -> None:
         inboxes = self._arcs.machine(arc).inboxes
-        self._wish(arc, served, (Sweep(now_us),), _nothing, inboxes=inboxes, durable=False)
+
+        def swept(turn: Turn, _answers: tuple[Answer, ...]) -> None:
+            self._tell_ended(turn, arc, served)
+
+        self._wish(arc, served, (Sweep(now_us),), swept, inboxes=inboxes, durable=False)
 
     def _times(self) -> list[int]:
         times: list[int] = []
@@ -831,6 +963,11 @@ class Serving:
         """BugError if something that always holds does not."""
         if min(self._times(), default=NEVER_US) < self._due_us:
             raise BugError("something of a queue is due before anybody looks")
+        for served in self._served.values():
+            messages = [message for waiting in served.express.values() for message in waiting]
+            size = sum(message.size for message in (*messages, *served.express_held.values()))
+            if not size == sum(served.express_bytes.values()) == served.all_express_bytes:
+                raise BugError(f"{size} bytes of express messages are counted as {served.all_express_bytes}")
 
     # ---- inspection
 
@@ -841,30 +978,55 @@ class Serving:
                 (arc, name)
                 for arc, _ in self._arcs.hosted()
                 if self._arcs.serves(arc)
-                for name in self._arcs.machine(arc).inboxes
+                for name in {**self._arcs.machine(arc).inboxes, **self._express_names(arc)}
             ),
             key=lambda each: each[1],
         )
+
+    def _express_names(self, arc: int) -> dict[str, None]:
+        served = self._served.get(arc)
+        return {} if served is None else dict.fromkeys(served.express_bytes)
+
+    @property
+    def express_bytes(self) -> int:
+        """Of all express messages that are here."""
+        return sum(served.all_express_bytes for served in self._served.values())
 
     def express_waiting(self, arc: int, name: str) -> int:
         served = self._served.get(arc)
         return 0 if served is None else len(served.express.get(name, ()))
 
 
-def _note_numbers(names: Iterable[str], touched: list[tuple[str, int]], machine: Inboxes) -> None:
-    """How far the inboxes of a write had come with it."""
-    touched += [(name, machine.inboxes[name].next_number) for name in names if name in machine.inboxes]
+def _note_numbers(
+    served: _Served, names: Iterable[str], touched: list[tuple[str, int]], machine: Inboxes
+) -> None:
+    """How far the inboxes of a write had come with it. One that is gone begins anew if it comes again: what
+    was written before says nothing about it."""
+    gone: set[str] = set()
+    for name in names:
+        if name in machine.inboxes:
+            touched.append((name, machine.inboxes[name].next_number))
+        elif served.visible.pop(name, None) is not None:
+            gone.add(name)
+            served.inherited.pop(name, None)
+    if gone:
+        for _, others in served.written.values():
+            others[:] = [each for each in others if each[0] not in gone]
 
 
 def _dead_row(message: Message) -> dict[str, object]:
+    session = session_of(message.source)
+    known = len(session) == SESSION_BYTES  # else whoever sent it made it up, and it has no id for people
     return {
         "source": name_of(message.source),
-        "session": session_of(message.source).hex(),
-        "id": message.id,
+        "session": session.hex(),
+        "id": str(MessageId.from_bytes(queue_message_id(session, message.id))) if known else "",
+        "number": message.id,
         "reason": message.reason,
         "attempts": message.attempts,
         "sent_us": message.sent_us,
         "size": len(message.payload),
+        "cut": len(message.payload) > LISTED_BYTES,
         "payload": base64.b64encode(message.payload[:LISTED_BYTES]).decode(),
     }
 
@@ -877,13 +1039,14 @@ def _key(message: Message) -> Key:
     return (message.chain, message.source, message.id)
 
 
-def _was_accepted(machine: Inboxes, message: Message) -> bool:
-    """Of a message that was kept and is not here: whether it is so because a consumer accepted it."""
-    inbox = machine.inboxes.get(message.inbox)
-    source = None if inbox is None else inbox.sources.get((message.chain, message.source))
-    if inbox is None or source is None or message.id > source.accepted:
-        return False
-    return not any(_key(dead) == _key(message) for dead in inbox.dead)
+def _named(messages: Iterable[Message]) -> list[tuple[str, Key]]:
+    return [(message.inbox, _key(message)) for message in messages]
+
+
+def _due_us(messages: Iterable[Message]) -> int:
+    """When the first of them is delayed no longer, or expires."""
+    times = [time for each in messages for time in (each.not_before_us, each.expires_us) if time]
+    return min(times, default=NEVER_US)
 
 
 def _operation(task: object, now_us: int) -> Operation:

@@ -10,6 +10,9 @@ from postroad.queues.inbox import MAX_ATTEMPTS, Limits
 from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 
 MAX_ARCS = 4_096
+# A replica that keeps no write for so long is replaced though the ring takes it for alive. Disks of replicas
+# that are only busy, with a log that begins anew, take a second or two; the ring finds those that are silent.
+STUCK_US = 5 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class QueueConfig:
         return ViewSettings(
             replicas=self.replicas,
             electors=self.electors,
-            silent_us=min(SECOND_US, self.silent_us),
+            silent_us=STUCK_US,
             piece_bytes=512 * KIB,
             # A start has the log since its last mark in memory, and a broker the last writes of every arc.
             log_bytes=min(64 * MIB, self.memory_bytes),

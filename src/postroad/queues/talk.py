@@ -42,6 +42,7 @@ MAX_ROWS: Final = 500  # queues in one answer of a broker
 ArcIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_ARCS)]
 Window: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_WINDOW)]
 Delay: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DELAY_US)]
+Moment: TypeAlias = tuple[Place, Number]  # a delivery: where from, and which of those that came from there
 GivenKey: TypeAlias = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)]  # of a message, for its consumer
 
 
@@ -134,9 +135,30 @@ class ForgetTask(_Said, frozen=True, tag=11):
     transaction: Transaction
 
 
+class ConfirmTask(_Said, frozen=True, tag=12):
+    """Delivered is wanted of these messages, which are kept. Another broker is responsible since."""
+
+    messages: Annotated[
+        tuple[tuple[Name, Key], ...], Meta(min_length=1, max_length=MAX_TOGETHER)
+    ]  # inbox, key
+
+
+class DeleteTask(_Said, frozen=True, tag=13):
+    inbox: Name
+    principal: Name
+    admin: bool
+
+
+class OwnTask(_Said, frozen=True, tag=14):
+    inbox: Name
+    principal: Name
+    admin: bool
+    owner: Name
+
+
 Task: TypeAlias = (
     PutTask | JoinTask | LeaveTask | SettleTask | EndTask | DeadTask | ReviveTask | StageTask | DecideTask
-    | ResolveTask | ForgetTask
+    | ResolveTask | ForgetTask | ConfirmTask | DeleteTask | OwnTask
 )  # fmt: skip
 
 
@@ -157,13 +179,14 @@ class Work(_Said, frozen=True, tag=21):
 
 
 class Done(_Said, frozen=True, tag=22):
-    """The answers to a task; with a code it was not done."""
+    """The answers to a task; with a code it was not done. `after`: of verdicts, the delivery before them."""
 
     number: Number
     answers: Answers
     code: Word = ""
     reason: Text = ""
     body: Data = b""
+    after: Moment = (b"", 0)
 
 
 class Elsewhere(_Said, frozen=True, tag=23):
@@ -175,10 +198,11 @@ class Elsewhere(_Said, frozen=True, tag=23):
 
 
 class Delivered(_Said, frozen=True, tag=24):
-    """A message of that task was accepted by a consumer."""
+    """A message of that task was accepted by a consumer; or nobody will: it is a dead letter, or dropped."""
 
     number: Number
     place: Number
+    accepted: bool = True
 
 
 class Handed(msgspec.Struct, frozen=True, array_like=True):
@@ -195,6 +219,7 @@ class Deliver(_Said, frozen=True, tag=25):
     consumer: Name
     place: Place
     messages: Annotated[tuple[Handed, ...], Meta(max_length=MAX_DELIVERED)]
+    number: Number = 0  # increases from one delivery of that place to the next
 
 
 class Removed(_Said, frozen=True, tag=26):

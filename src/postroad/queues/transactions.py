@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from postroad.errors import FullError, PostroadError, UnavailableError
+from postroad.errors import FullError, PostroadError, UnavailableError, from_wire
 from postroad.queues.arcs import Arcs
 from postroad.queues.errands import Errands
 from postroad.queues.inbox import Answer, Message
@@ -27,9 +27,15 @@ class _Transaction:
     id: bytes
     home: int
     waiting: set[int]  # arcs that have not answered
-    done: Ended
+    done: Ended | None  # None: it was told
     staged: list[int] = field(default_factory=list)
     refusal: Answer | PostroadError | None = None
+
+    def end(self, turn: Turn, answer: Answer | PostroadError) -> None:
+        """Whoever began it hears of it once, though each arc may have a reason to tell."""
+        done, self.done = self.done, None
+        if done is not None:
+            done(turn, answer)
 
 
 class Transactions:
@@ -66,7 +72,7 @@ class Transactions:
     def _staged(self, transaction: _Transaction, arc: int, turn: Turn, done: Done, _task: object) -> None:
         transaction.waiting.discard(arc)
         if done.code:
-            transaction.refusal = UnavailableError(done.reason)
+            transaction.refusal = from_wire(done.code, done.reason)
         elif done.answers[0].outcome == "staged":
             transaction.staged.append(arc)
         elif done.answers[0].outcome != "known":
@@ -74,7 +80,7 @@ class Transactions:
         if transaction.waiting:
             return
         if not transaction.staged:
-            transaction.done(turn, transaction.refusal or Answer("known"))
+            transaction.end(turn, transaction.refusal or Answer("known"))
             return
         decide = DecideTask(transaction.id, transaction.refusal is None)
         self._ask(turn, transaction, transaction.home, decide, partial(self._decided, transaction))
@@ -91,12 +97,12 @@ class Transactions:
             self._errands.ask(turn, arc, task, then)
         except FullError as error:
             if not isinstance(task, ForgetTask):
-                transaction.done(turn, error)
+                transaction.end(turn, error)
 
     def _decided(self, transaction: _Transaction, turn: Turn, done: Done, _task: object) -> None:
         if done.code or done.answers[0].outcome == "full":
             # The arcs ask by themselves in a while. Whoever sends again finds out.
-            transaction.done(turn, UnavailableError("nobody knows whether the transaction was decided"))
+            transaction.end(turn, UnavailableError("nobody knows whether the transaction was decided"))
             return
         commit = done.answers[0].outcome == "committed"
         if not commit and transaction.refusal is None:
@@ -108,16 +114,16 @@ class Transactions:
 
     def _resolved(self, transaction: _Transaction, arc: int, turn: Turn, done: Done, _task: object) -> None:
         if done.code:
-            transaction.done(turn, UnavailableError(done.reason))  # decided: its arcs come to know
+            transaction.end(turn, UnavailableError(done.reason))  # decided: its arcs come to know
             return
         transaction.waiting.discard(arc)
         if not transaction.waiting:
-            transaction.done(turn, transaction.refusal or Answer("kept"))
+            transaction.end(turn, transaction.refusal or Answer("kept"))
             self._ask(turn, transaction, transaction.home, ForgetTask(transaction.id), _ignore)
 
 
 def _put(done: Ended, turn: Turn, answer: Done, _task: object) -> None:
-    done(turn, UnavailableError(answer.reason) if answer.code else answer.answers[0])
+    done(turn, from_wire(answer.code, answer.reason) if answer.code else answer.answers[0])
 
 
 def _ignore(_turn: Turn, _done: Done, _task: object) -> None:

@@ -15,7 +15,8 @@ is the business of the node that is numerically closest to it; of two at the sam
 prefix, the last one its leaf set; the newcomer probes all of them, and they answer with their leaves. Two
 rings become one in the same way: a node joins through everybody to whom the caller has
 a link (a *contact*) and whom it does not know from the ring, or knew and lost, and asks again until the node
-closest to it there has answered. So the ring is one where the links make one network.
+closest to it there has answered. So the ring is one where the links make one network; and where they did: of
+those that the caller knows of besides (`hear_of`), whoever would have a place is asked.
 
 **Failure.** A node probes its leaves at every heartbeat, all others in turn. Whoever it is told of is probed
 and has a place only once it answers: so nobody is believed about the dead. Whoever does not answer in time,
@@ -212,6 +213,12 @@ class Pastry:
         self.contacts.add(contact)
         if contact not in self.peers:
             self._join_through(contact)
+        self._end()
+
+    def hear_of(self, nodes: Iterable[NodeId], now_us: int) -> None:
+        """The caller knows of these: those that would have a place are asked."""
+        self.now_us = now_us
+        self._hear_of(nodes)
         self._end()
 
     def unlink(self, contact: NodeId) -> None:

@@ -2,9 +2,11 @@
 
 Every broker is in the ring. Its contacts are the neighbours of the overlay: it joins through each of them
 that it does not know from the ring. So the ring is one where the overlay is: when two networks are linked, or
-a cut is over. A node of the ring has its broker's node id; where nothing is on disk, another one at every
-start, since nothing that this node said before is remembered (spec, responsibility 2). Where a broker is
-reached, the overlay knows. A connection that closes says that a node has failed before any heartbeat does.
+a cut is over. Brokers that the overlay has told of and the ring does not know are asked, too: where
+the death of one cuts the overlay, those on either side may still reach each other. A node of the ring has its
+broker's node id; where nothing is on disk, another one at every start, since nothing that this node said
+before is remembered (spec, responsibility 2). Where a broker is reached, the overlay knows. A connection that
+closes says that a node has failed before any heartbeat does.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from postroad.ring.pastry import ID_BYTES, Changed, NodeId, Pastry, Settings, de
 from postroad.seam.peers import Peer
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
+from postroad.units import SECOND_US
 
 ROOM = "ring"
+MAX_SPOKE = 4_096  # brokers that are remembered since they spoke; then the oldest is forgotten
+SEEK_FIRST_US = SECOND_US  # between two looks at the brokers that the overlay knows of, doubled each time
+SEEK_LAST_US = 60 * SECOND_US
 _DRAWS = 1 << 32
 
 
@@ -54,6 +60,11 @@ class Ring:
         self._core = Pastry(me, settings)
         self._numbers: dict[NodeId, int] = {}  # node -> broker, as the topology had it at `_generation`
         self._generation = 0
+        # Node -> broker, of those that spoke to this one: where the overlay is cut, it may not know them.
+        self._spoke: dict[NodeId, int] = {}
+        self._sought = 0  # the generation of the topology that was looked at for them
+        self._seek_us = 0  # when those that the overlay has told of are asked again
+        self._pause_us = SEEK_FIRST_US
         self._sent = 0
         board.start(self._start)
         board.peers("broker", up=self._link_up, down=self._link_down)
@@ -72,17 +83,23 @@ class Ring:
 
     def number(self, node: NodeId) -> int | None:
         """The broker with that node id."""
+        number = self._nodes().get(node)
+        return self._spoke.get(node) if number is None else number
+
+    def _nodes(self) -> dict[NodeId, int]:
         if self._generation != self._topology.generation:
             self._generation = self._topology.generation
             self._numbers = {
                 ring_id(ad.node, ad.boot, volatile=self._volatile): ad.broker
                 for ad in self._topology.advertisements()
             }
-        return self._numbers.get(node)
+        return self._numbers
 
     def node(self, broker: int) -> NodeId | None:
         ad = self._topology.advertised(broker)
-        return None if ad is None else ring_id(ad.node, ad.boot, volatile=self._volatile)
+        if ad is None:
+            return next((node for node, number in self._spoke.items() if number == broker), None)
+        return ring_id(ad.node, ad.boot, volatile=self._volatile)
 
     def node_of(self, peer: Peer) -> NodeId:
         return ring_id(peer.node, peer.boot, volatile=self._volatile)
@@ -112,6 +129,9 @@ class Ring:
         self._core.unlink(self.node_of(peer))
 
     def _received(self, turn: Turn, peer: Peer, body: bytes) -> None:
+        self._spoke[self.node_of(peer)] = peer.broker
+        if len(self._spoke) > MAX_SPOKE:
+            del self._spoke[next(iter(self._spoke))]
         self._core.receive(self.node_of(peer), decode(body), turn.now_us)
         self._perform(turn)
 
@@ -142,7 +162,19 @@ class Ring:
         deadline = self._core.next_deadline()
         if deadline is not None and turn.now_us >= deadline:
             self._core.tick(turn.now_us, self._draw(_DRAWS))
+            self._seek(turn)
             self._perform(turn)
+
+    def _seek(self, turn: Turn) -> None:
+        """Ask whom the overlay has told of and the ring does not know: soon after news of the overlay, then
+        ever more rarely, since most of them are dead."""
+        if self._sought != self._topology.generation:
+            self._sought = self._topology.generation
+            self._seek_us, self._pause_us = 0, SEEK_FIRST_US
+        if turn.now_us >= self._seek_us:
+            self._seek_us = turn.now_us + self._pause_us
+            self._pause_us = min(2 * self._pause_us, SEEK_LAST_US)
+            self._core.hear_of(sorted(self._nodes()), turn.now_us)
 
     def next_deadline(self) -> int | None:
         return self._core.next_deadline()

@@ -42,4 +42,18 @@ class Note:
     text: str
 
 
-Effect = Send | SendTo | Close | Dial | Note | JoinGroup | LeaveGroup | Keep | ReadFilters | StorageEffect
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """An event that bears the trace of an application came to this broker."""
+
+    traceparent: str
+    id: bytes
+    topic: str
+    came_from: str  # the client, or the neighbour
+    published: bool  # by that client, here
+    at_us: int
+
+
+Effect = (
+    Hop | Send | SendTo | Close | Dial | Note | JoinGroup | LeaveGroup | Keep | ReadFilters | StorageEffect
+)

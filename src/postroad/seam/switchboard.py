@@ -7,6 +7,7 @@ that it stores. Two rooms that claim the same thing are our own mistake.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from postroad.errors import BugError
@@ -14,14 +15,27 @@ from postroad.seam.datagrams import Datagram
 from postroad.seam.inputs import Sample
 from postroad.seam.levels import Level
 from postroad.seam.peers import Peer, Role
+from postroad.seam.replies import reply
 from postroad.seam.storage import Reader, Stored
 from postroad.seam.tracking import NotKept
 from postroad.seam.turn import Turn
-from postroad.wire.frames import Message, Request
+from postroad.wire.frames import MAX_BODY_BYTES, Message, Request
 
 M = TypeVar("M", bound=Message)
 Figures = Mapping[str, int | float]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Who asks for a report, here or at another broker, and how many bytes of JSON there is room for."""
+
+    principal: str
+    arguments: Mapping[str, str]
+    now_us: int
+    most_bytes: int
+
+
+Report = Callable[[Asking], Mapping[str, object]]
 FromPeer = Callable[[Turn, Peer, Any], None]
 Handle = Callable[[Turn, Peer, Request], None]  # answers with a Reply, at once or later
 Asked = Callable[[Turn, int, int, bytes], None]  # the asking broker, its number of the question, the body
@@ -51,6 +65,7 @@ class Switchboard:
         self.clients: dict[type[Message], FromPeer] = {}
         self.brokers: dict[type[Message], FromPeer] = {}
         self.requests: dict[str, tuple[Handle, str]] = {}  # what -> its handler, and the right it needs or ""
+        self.reports: dict[str, Report] = {}  # requests that this broker answers to other brokers, too
         self.queries: dict[str, Asked] = {}
         self.datagrams: dict[int, GotDatagram] = {}  # by kind
         self.sampled: list[Callable[[Turn, Sample], None]] = []
@@ -63,7 +78,8 @@ class Switchboard:
         self.starting: list[Callable[[Turn], None]] = []
         self.figures: list[Callable[[], Figures]] = []
         self.levelled: list[Callable[[int], Iterable[Level]]] = []
-        self.facts: dict[str, Callable[[int], object]] = {}  # key of the status -> its value at a time
+        # Key of the status -> its value at a time, for a principal, or for whoever may see everything.
+        self.facts: dict[str, Callable[[int, str | None], object]] = {}
         self.losing: list[Callable[[Turn, NotKept], None]] = []
         self.named_tables: set[str] = set()
 
@@ -82,6 +98,22 @@ class Switchboard:
         if needs not in ("", "admin"):
             raise BugError(f"the request {what!r} needs the right {needs!r}, which nobody checks")
         _claim(self.requests, what, (handler, needs))
+
+    def report(self, what: str, source: Report) -> None:
+        """A request that changes nothing, is answered at once and can be asked of the whole network. `source`
+        keeps to the bytes that there is room for."""
+
+        def handle(turn: Turn, peer: Peer, request: Request) -> None:
+            asking = Asking(
+                principal=peer.principal,
+                arguments=request.arguments,
+                now_us=turn.now_us,
+                most_bytes=MAX_BODY_BYTES,
+            )
+            reply(turn, peer.connection, request.number, source(asking))
+
+        self.request(what, handle)
+        self.reports[what] = source
 
     def query(self, what: str, handler: Asked) -> None:
         """What other brokers ask. The handler answers with `Inquiries.respond`, at once or later."""
@@ -141,6 +173,11 @@ class Switchboard:
 
     def status(self, key: str, source: Callable[[int], object]) -> None:
         """A key of what `postroad status` shows; `source` is given the time."""
+        _claim(self.facts, key, lambda now_us, _asker: source(now_us))
+
+    def status_for(self, key: str, source: Callable[[int, str | None], object]) -> None:
+        """The same where it names what is others': `source` is told the principal that asks, None if that may
+        see all."""
         _claim(self.facts, key, source)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from postroad.errors import BugError, PostroadError
 from postroad.seam.datagrams import Endpoint, JoinGroup, LeaveGroup, SendTo
-from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.effects import Close, Dial, Effect, Hop, Note, Send
 from postroad.seam.storage import (
     Append,
     Appended,
@@ -125,6 +125,9 @@ class Turn:
 
     def close(self, connection: int, error: PostroadError | None = None) -> None:
         self.effects.append(Close(connection, error))
+
+    def hop(self, hop: Hop) -> None:
+        self.effects.append(hop)
 
     def dial(self, address: str) -> None:
         self.effects.append(Dial(address))

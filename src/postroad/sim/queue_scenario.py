@@ -21,12 +21,13 @@ from postroad.ids import Identity
 from postroad.links.connection import LinkSettings
 from postroad.queues.settings import QueueConfig
 from postroad.sim.durable_life import stored_in
-from postroad.sim.judge.queues import QueueLedger, check_one_responsible, check_whole, cores_of
+from postroad.sim.judge.queues import QueueLedger, check_empty, check_one_responsible, check_whole, cores_of
 from postroad.sim.judge.violation import Violation
 from postroad.sim.machine.disk import CrashStyle
 from postroad.sim.machine.network import Network
 from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import EPOCH_US, Clock, World
+from postroad.sim.people.queue_applications import QueueReceiver, QueueSender
 from postroad.sim.people.queue_users import QueueConsumer, QueueSource
 from postroad.tracking.strategies import make_tracking
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
@@ -76,9 +77,20 @@ def queue_broker(
 
 
 class QueueScenario:
-    """`wandering`: where there are two networks, sources go from one to the other before these meet."""
+    """`wandering`: where there are two networks, sources go from one to the other before these meet.
 
-    def __init__(self, *, seed: int, seconds: int = 60, faults: bool = True, wandering: bool = True) -> None:
+    `product`: users have the product's client core, and speak no frames of their own; None: the seed says so.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        seconds: int = 60,
+        faults: bool = True,
+        wandering: bool = True,
+        product: bool | None = None,
+    ) -> None:
         self.world = World(seed)
         self.network = Network(self.world)
         self.ledger = QueueLedger()
@@ -107,9 +119,12 @@ class QueueScenario:
             process = self._process(at)
             delay_us = chance.randrange(20 * SECOND_US) if at >= self._count - late and at else 0
             self.world.after(delay_us, lambda process=process: self._start(process))  # type: ignore[misc]
+        if product is None:
+            product = self.world.random("clients").random() < 0.5
+        product = product and not self._second  # it does not wander
         inboxes = [f"inbox{at}" for at in range(chance.randint(1, 4))]
         self.sources = [
-            QueueSource(
+            (QueueSender if product else QueueSource)(
                 self.world,
                 self.network,
                 f"source{at}",
@@ -122,7 +137,7 @@ class QueueScenario:
         ]
         absence = self.world.random("absence")
         self.consumers = [
-            QueueConsumer(
+            (QueueReceiver if product else QueueConsumer)(
                 self.world,
                 self.network,
                 f"{inbox}-{at}",
@@ -169,6 +184,7 @@ class QueueScenario:
         chance = self.world.random("wandering")
         self.faults["move"] += 1
         mover = chance.choice(self.sources)
+        assert isinstance(mover, QueueSource)
         mover.go_to(self._addresses_of(chance.randrange(2)))
         self.world.after(chance.randrange(1, 2 * WANDER_US), self._wander)
 
@@ -260,6 +276,7 @@ class QueueScenario:
 
     def _check_settled(self) -> None:
         self.ledger.check_all_arrived()
+        check_empty(self.brokers(), range(self.config.arcs))
         check_whole(self.brokers(), range(self.config.arcs), self.config.replicas)
 
     def _look(self) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from math import cos, floor, pi, sin
+from importlib import import_module
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +36,13 @@ COLOURS: Final = {
     "gaps": "#e7a08a",
     "redelivered": "#2a9d8f",
 }
-LINES: Final = (("median", "#2a9d8f"), ("95 %", "#e9a03b"), ("99 %", "#e76f51"))
+WITHIN: Final = ("half within", "95 % within", "99 % within")
+LINES: Final = (
+    ("#2a9d8f", "-", "o"),
+    ("#c77d0a", "--", "s"),
+    ("#c0392b", ":", "^"),
+)  # of these, in their order
+WIDE, NARROW = 9.6, 4.4  # inches of a plot: on a screen, and on a telephone
 _STYLE: Final = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2d3d; background: #f4f6f8; margin: 0; }
@@ -45,14 +52,23 @@ p.sub { color: #66758a; margin: 0 0 22px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
 .tiles { margin-bottom: 20px; }
 .tile, section { background: #fff; border-radius: 10px; box-shadow: 0 1px 3px rgba(20, 40, 60, .12); }
-.tile { padding: 14px 16px; } .tile b { display: block; font-size: 26px; line-height: 1.2; }
+.tile { padding: 14px 16px; }
+.tile b { display: block; font-size: 24px; line-height: 1.2; white-space: nowrap; }
 .tile span { color: #66758a; font-size: 13px; } .bad b { color: #d1495b; } .good b { color: #2a9d8f; }
-section { padding: 18px 20px; margin-bottom: 18px; overflow-x: auto; } svg { max-width: 100%; height: auto; }
+section { padding: 18px 20px; margin-bottom: 18px; } svg { max-width: 100%; height: auto; }
+.scroll { overflow-x: auto; } .narrow { display: none; }
+.wide svg, .narrow svg { display: block; width: 100%; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid #e6eaef; white-space: nowrap; }
 th { color: #66758a; font-weight: 600; } th.t, td.t { text-align: left; }
 p.warn { background: #fdf0ed; border-left: 4px solid #d1495b; padding: 10px 14px; border-radius: 6px; }
 details { margin-top: 10px; } summary { cursor: pointer; color: #3a6ea5; font-size: 13px; }
+@media (max-width: 640px) {
+  main { padding: 18px 10px 40px; } section { padding: 14px 12px; } h1 { font-size: 24px; }
+  .wide { display: none; } .narrow { display: block; }
+  .tiles { grid-template-columns: repeat(2, 1fr); } .tile { padding: 10px 12px; } .tile b { font-size: 21px; }
+  th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
+}
 """
 
 
@@ -120,9 +136,9 @@ def render(findings: Findings) -> str:
         ("Completeness", _completeness(findings.summary), _summary_table(findings.summary)),
         ("Latency over time", _latency(findings.timeline), _timeline_table(findings.timeline)),
         ("Deliveries over time", _rate(findings.timeline), _timeline_table(findings.timeline)),
-        ("Busiest paths", _map(findings.places, links), _links_table(findings.places, links, findings.flows)),
+        ("Busiest paths", _map(findings.places, links), _links_table(findings, links)),
         ("Losses and repairs", _losses(findings), _losses_table(findings.losses)),
-        ("Faults", _faults_text(findings), _faults_table(findings.faults)),
+        ("Faults", _faults_text(findings), _faults_table(findings)),
         ("Queues", _inboxes_text(findings), _inboxes_table(findings)),
         ("Best effort: loss per link", _links_lost(findings), _best_effort_table(findings)),
         ("Best effort: repairs", _repairs_text(findings.repairs), _repairs_table(findings)),
@@ -155,6 +171,12 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _plot(draw: Callable[[float], Figure]) -> str:
+    """The same figure twice, since text that is made for a screen cannot be read on a telephone."""
+    wide, narrow = _svg(draw(WIDE)), _svg(draw(NARROW))
+    return f"<div class='wide'>{wide}</div><div class='narrow'>{narrow}</div>"
+
+
 def _svg(figure: Figure) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
@@ -164,18 +186,33 @@ def _svg(figure: Figure) -> str:
 
 def _completeness(summary: Sequence[Mapping[str, Any]]) -> str:
     worst = sorted(summary, key=lambda row: (_share(row), row["subscriber"]))[:MAX_BARS][::-1]
-    figure, axes = _figure(9.6, 0.9 + 0.32 * len(worst))
     names = [row["subscriber"] for row in worst]
     shares = [100 * _share(row) for row in worst]
-    axes.barh(names, [100.0] * len(worst), color="#eceff3")
-    axes.barh(names, shares, color=[GOOD if share >= 100 else BAD for share in shares])
-    for at, (row, share) in enumerate(zip(worst, shares, strict=True)):
-        missing = f"  {row['missing']} missing" if row["missing"] else ""
-        axes.text(101, at, f"{_percent(share)}{missing}", va="center", fontsize=9, color=INK)
-    axes.set_xlim(0, 125)
-    axes.set_xticks([0, 25, 50, 75, 100])
-    axes.set_xlabel("share of what was due that arrived, in %")
-    return _svg(figure)
+
+    def draw(width: float) -> Figure:
+        figure, axes = _figure(width, 0.9 + 0.32 * len(worst))
+        axes.barh(names, [100.0] * len(worst), color="#eceff3")
+        axes.barh(names, shares, color=[GOOD if share >= 100 else BAD for share in shares])
+        for at, (row, share) in enumerate(zip(worst, shares, strict=True)):
+            missing = f"  {row['missing']:,} missing" if row["missing"] else ""
+            axes.text(101, at, f"{_percent(share)}{missing}", va="center", fontsize=9, color=INK)
+        axes.set_xlim(0, 125 if width == WIDE else 190)
+        axes.set_xticks([0, 50, 100])
+        axes.set_xlabel("% of what was due arrived")
+        return figure
+
+    return _plot(draw)
+
+
+def _dates(axes: Axes, times: Sequence[datetime], width: float) -> None:
+    """Times below an axis, and the days they are of."""
+    dates: Any = import_module("matplotlib.dates")  # which has no types
+    # With one tick for the least, each unit begins where steps of the smaller one would be too many.
+    locator = dates.AutoDateLocator(minticks=1, maxticks=8 if width == WIDE else 4, tz=UTC)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC, show_offset=False))
+    first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
+    axes.set_xlabel(f"{first}, UTC" if first == last else f"{first} to {last}, UTC")
 
 
 def _latency(timeline: Sequence[Mapping[str, Any]]) -> str:
@@ -183,35 +220,59 @@ def _latency(timeline: Sequence[Mapping[str, Any]]) -> str:
 
     if not timeline:
         return ""
-    figure, axes = _figure(9.6, 3.2)
     times: Any = [_moment(row["at"]) for row in timeline]
-    for at, (name, color) in enumerate(LINES):
-        values = [max(row["latency_us"][at], 1) / MILLISECOND_US for row in timeline]
-        axes.plot(times, values, color=color, label=name, linewidth=1.8, marker=".", markersize=4)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylabel("milliseconds")
-    axes.grid(axis="y", color="#e6eaef")
-    axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
-    figure.autofmt_xdate(rotation=0, ha="center")
-    return _svg(figure)
+
+    def draw(width: float) -> Figure:
+        figure, axes = _figure(width, 3.2)
+        # The slowest first and thickest: where lines meet, each is still to be seen.
+        for at, (color, dash, marker) in reversed(list(enumerate(LINES))):
+            values = [max(row["latency_us"][at], 1) / MILLISECOND_US for row in timeline]
+            style: dict[str, Any] = {
+                "linestyle": dash,
+                "linewidth": 1.4 + 0.9 * at,
+                "marker": marker,
+                "markersize": 3 + 1.5 * at,
+            }
+            axes.plot(
+                times, values, color=color, label=WITHIN[at], markevery=max(1, len(times) // 12), **style
+            )
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylabel("milliseconds")
+        axes.grid(axis="y", color="#e6eaef")
+        _legend(axes, width)
+        _dates(axes, times, width)
+        return figure
+
+    return _plot(draw)
+
+
+def _legend(axes: Axes, width: float) -> None:
+    columns = 7 if width == WIDE else 3
+    axes.legend(
+        frameon=False, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9, columnspacing=1.0
+    )
 
 
 def _rate(timeline: Sequence[Mapping[str, Any]]) -> str:
     if not timeline:
         return ""
-    figure, axes = _figure(9.6, 2.6)
     times: Any = [_moment(row["at"]) for row in timeline]
     rates = [row["deliveries"] * SECOND_US / row["step_us"] for row in timeline]
-    axes.fill_between(times, rates, color=GOOD, alpha=0.25)
-    axes.plot(times, rates, color=GOOD, linewidth=1.8)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("deliveries a second")
-    axes.grid(axis="y", color="#e6eaef")
-    figure.autofmt_xdate(rotation=0, ha="center")
-    return _svg(figure)
+
+    def draw(width: float) -> Figure:
+        figure, axes = _figure(width, 2.6)
+        axes.fill_between(times, rates, color=GOOD, alpha=0.25)
+        axes.plot(times, rates, color=GOOD, linewidth=1.8)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("deliveries a second")
+        axes.grid(axis="y", color="#e6eaef")
+        _dates(axes, times, width)
+        return figure
+
+    return _plot(draw)
 
 
 def _losses(findings: Findings) -> str:
@@ -219,72 +280,132 @@ def _losses(findings: Findings) -> str:
     shown = [kind for kind in LOSSES if any(row[kind] for row in findings.losses)]
     if not shown:
         return "<p>Nothing was lost, late or out of order, and nothing had to be sent again.</p>"
-    figure, axes = _figure(9.6, 3.0)
     step: Any = timedelta(microseconds=findings.timeline[0]["step_us"] if findings.timeline else SECOND_US)
     times: Any = [_moment(row["at"]) for row in findings.losses]
-    below = [0] * len(times)
-    for kind in shown:
-        good = kind == "redelivered"
-        counts = [-row[kind] if good else row[kind] for row in findings.losses]
-        label = {"gaps": "told as gaps", "redelivered": "repaired: sent again"}.get(kind, kind)
-        bottom = [0] * len(times) if good else below
-        axes.bar(times, counts, step, bottom=bottom, align="edge", color=COLOURS[kind], label=label)
-        below = below if good else [base + count for base, count in zip(below, counts, strict=True)]
-    axes.axhline(0, color=SOFT, linewidth=0.8)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
-    axes.set_ylabel("in each step of time")
     ends = [*times, *(_moment(row["at"]) for row in findings.timeline)]
-    axes.set_xlim(min(ends), max(ends) + step)
-    axes.legend(frameon=False, ncols=len(shown), loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
-    figure.autofmt_xdate(rotation=0, ha="center")
-    return _svg(figure)
+
+    def draw(width: float) -> Figure:
+        figure, axes = _figure(width, 3.0)
+        below = [0] * len(times)
+        for kind in shown:
+            good = kind == "redelivered"
+            counts = [-row[kind] if good else row[kind] for row in findings.losses]
+            label = {"gaps": "told as gaps", "redelivered": "repaired: sent again"}.get(kind, kind)
+            bottom = [0] * len(times) if good else below
+            axes.bar(times, counts, step, bottom=bottom, align="edge", color=COLOURS[kind], label=label)
+            below = below if good else [base + count for base, count in zip(below, counts, strict=True)]
+        axes.axhline(0, color=SOFT, linewidth=0.8)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+        axes.set_ylabel("in each step of time")
+        _dates(axes, sorted(ends), width)
+        axes.set_xlim(min(ends), max(ends) + step)
+        _legend(axes, width)
+        return figure
+
+    return _plot(draw)
 
 
 def _storage(storage: Sequence[tuple[str, int, int, int]]) -> str:
-    figure, axes = _figure(9.6, 0.7 + 0.32 * len(storage))
     tables = [row[0] for row in storage][::-1]
-    sizes = [row[-1] / 1e6 for row in storage][::-1]
-    axes.barh(tables, sizes, color=GOOD)
-    for at, size in enumerate(sizes):
-        axes.text(size, at, f"  {size:,.3g} MB", va="center", fontsize=9, color=INK)
-    axes.set_xlim(0, max([*sizes, 1e-6]) * 1.15)
-    axes.set_xlabel("MB on disk")
-    return _svg(figure)
+    sizes = [row[-1] for row in storage][::-1]
+
+    def draw(width: float) -> Figure:
+        figure, axes = _figure(width, 0.7 + 0.32 * len(storage))
+        axes.barh(tables, sizes, color=GOOD)
+        for at, size in enumerate(sizes):
+            axes.text(size, at, f"  {_size(size)}", va="center", fontsize=9, color=INK)
+        axes.set_xlim(0, max([*sizes, 1]) * (1.15 if width == WIDE else 1.4))
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_formatter(lambda value, _: _size(round(value)))
+        axes.set_xlabel("on disk")
+        return figure
+
+    from matplotlib.ticker import MaxNLocator
+
+    return _plot(draw)
 
 
 def _map(topology: Mapping[str, Place], links: Mapping[tuple[str, str], int]) -> str:
     if not topology:
         return "<p>No broker has told its links yet.</p>"
-    figure, axes = _figure(9.6, 5.2)
-    brokers = sorted(topology)
-    places = {
-        broker: (cos(2 * pi * at / len(brokers)), sin(2 * pi * at / len(brokers)))
-        for at, broker in enumerate(brokers)
-    }
-    drawn = {
-        (min(left, right), max(left, right))
-        for left in brokers
-        for right in topology[left].links
-        if right in places
-    }
+    drawn = sorted(
+        {
+            (min(left, right), max(left, right))
+            for left in topology
+            for right in topology[left].links
+            if right in topology
+        }
+    )
+    places = _spread(sorted(topology), drawn)
+    rows = 1 + len({round(y, 1) for _, y in places.values()})
+    lowest = min(y for _, y in places.values())
     busiest = max([*links.values(), 1])
-    for left, right in sorted(drawn):
-        load = links.get((left, right), 0)
-        (x1, y1), (x2, y2) = places[left], places[right]
-        width = 1 + 9 * load / busiest
-        axes.plot([x1, x2], [y1, y2], color=BAD if load else SOFT, alpha=0.75, linewidth=width, zorder=1)
-        if load:
-            x, y = (x1 + x2) / 2, (y1 + y2) / 2
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
-            axes.text(x, y, f"{load:,}", fontsize=9, color=INK, ha="center", va="center", bbox=box, zorder=4)
-    for broker, (x, y) in places.items():
-        axes.scatter([x], [y], s=620, color="#ffffff", edgecolors=INK, linewidths=1.5, zorder=2)
-        axes.text(
-            x, y, topology[broker].name or broker, fontsize=9, ha="center", va="center", zorder=3, color=INK
-        )
-    axes.set_axis_off()
-    axes.margins(0.15)
-    return _svg(figure)
+
+    def draw(width: float) -> Figure:
+        figure, axes = _figure(width, min(5.2, 0.4 + 0.75 * rows))
+        for left, right in drawn:
+            load = links.get((left, right), 0)
+            (x1, y1), (x2, y2) = places[left], places[right]
+            line = 1 + 9 * load / busiest
+            axes.plot([x1, x2], [y1, y2], color=BAD if load else SOFT, alpha=0.75, linewidth=line, zorder=1)
+            if load:
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+                middle = ((x1 + x2) / 2, (y1 + y2) / 2)
+                axes.text(
+                    *middle, f"{load:,}", fontsize=9, color=INK, ha="center", va="center", bbox=box, zorder=4
+                )
+        for broker, (x, y) in places.items():
+            frame = {"boxstyle": "round,pad=0.5", "facecolor": "white", "edgecolor": INK, "linewidth": 1.4}
+            name = called(topology, broker)
+            axes.text(x, y, name, fontsize=9, ha="center", va="center", zorder=5, color=INK, bbox=frame)
+        axes.set_axis_off()
+        axes.set_xlim(-0.14, 1.14)
+        axes.set_ylim(min(lowest, 0) - 0.2, 1.2)
+        return figure
+
+    return _plot(draw)
+
+
+def _spread(brokers: Sequence[str], links: Sequence[tuple[str, str]]) -> dict[str, tuple[float, float]]:
+    """Places in a square of side 1. The largest part that is linked has all of it, others a row below."""
+    number = {broker: at for at, broker in enumerate(brokers)}
+    hops = _hops(len(brokers), [(number[left], number[right]) for left, right in links])
+    reached = hops < len(brokers)
+    largest = reached[reached.sum(axis=1).argmax()]
+    together = [broker for broker in brokers if largest[number[broker]]]
+    apart = [broker for broker in brokers if not largest[number[broker]]]
+    places = dict(zip(together, _scaled(hops[largest][:, largest]), strict=True))
+    row = {broker: ((at + 0.5) / len(apart), -0.45) for at, broker in enumerate(apart)}
+    return places | row
+
+
+def _hops(count: int, links: Sequence[tuple[int, int]]) -> Any:
+    """Between all; `count` where there is no way."""
+    import numpy as np
+
+    hops = np.full((count, count), float(count))
+    np.fill_diagonal(hops, 0)
+    for left, right in links:
+        hops[left, right] = hops[right, left] = 1
+    for middle in range(count):
+        hops = np.minimum(hops, hops[:, [middle]] + hops[[middle], :])
+    return np.minimum(hops, count)
+
+
+def _scaled(hops: Any) -> list[tuple[float, float]]:
+    """Classical scaling of hop counts: the two directions in which they differ most, both in full."""
+    import numpy as np
+
+    count = len(hops)
+    if count == 1:
+        return [(0.5, 0.5)]
+    centre = np.eye(count) - 1 / count
+    values, vectors = np.linalg.eigh(-0.5 * centre @ (hops**2) @ centre)
+    axes = vectors[:, ::-1][:, :2] * np.sqrt(np.maximum(values[::-1][:2], 0))
+    spread = axes.max(axis=0) - axes.min(axis=0)
+    flat = spread < 0.05 * spread[0]  # a line has no second direction
+    scaled = np.where(flat, 0.5, (axes - axes.min(axis=0)) / np.where(flat, 1, spread))
+    return [(float(x), float(y)) for x, y in scaled]
 
 
 # ---- text and tables
@@ -298,16 +419,16 @@ def _subtitle(findings: Findings) -> str:
             findings.timeline[-1]["at"] + findings.timeline[-1]["step_us"],
         )
         said = f"{_moment(first):%Y-%m-%d %H:%M:%S} to {_moment(last):%Y-%m-%d %H:%M:%S} UTC"
-    warning = unseen_text(findings.unseen)
+    warning = unseen_text(findings.unseen, findings.places)
     return f"<p class='sub'>{said}</p>" + (f"<p class='warn'>{html.escape(warning)}</p>" if warning else "")
 
 
-def unseen_text(unseen: Sequence[Mapping[str, Any]]) -> str:
+def unseen_text(unseen: Sequence[Mapping[str, Any]], places: Mapping[str, Place]) -> str:
     """A warning, if the lake does not have everything."""
     reports, spans = (sum(row[name] for row in unseen) for name in ("reports", "spans"))
     if not reports and not spans:
         return ""
-    where = ", ".join(row["broker"] for row in unseen)
+    where = ", ".join(called(places, row["broker"]) for row in unseen)
     return (
         f"The lake is not complete: {reports:,} delivery reports and {spans:,} spans of time of brokers"
         f" {where} never came to it. What seems missing there may have been delivered."
@@ -319,8 +440,9 @@ def _share(row: Mapping[str, Any]) -> float:
 
 
 def _percent(share: float) -> str:
-    """Rounded down: only what is whole is 100 %."""
-    return f"{floor(share * 1e4) / 1e4:g} %"
+    """Rounded down: only what is whole is 100 %. Near that four places count, below it one."""
+    places = 1e4 if share >= 99.9 else 10
+    return f"{floor(share * places) / places:g} %"
 
 
 def _tiles(summary: Sequence[Mapping[str, Any]]) -> str:
@@ -348,6 +470,19 @@ def _section(title: str, picture: str, numbers: str) -> str:
     return f"<section><h2>{html.escape(title)}</h2>{picture}{details}</section>"
 
 
+def called(places: Mapping[str, Place], broker: str) -> str:
+    """A broker's name; its number where it has none, and behind the name where another has the same."""
+    name = places[broker].name if broker in places else ""
+    same = [other for other, place in places.items() if place.name == name]
+    return f"{name} ({broker})" if name and len(same) > 1 else name or broker
+
+
+def _pubend(places: Mapping[str, Place], pubend: str) -> str:
+    """Where it is; and which, where a broker has several."""
+    broker, _, number = pubend.partition("-")
+    return called(places, broker) + (f" #{int(number, 16)}" if number.strip("0") else "")
+
+
 def _table(head: Sequence[str], body: Sequence[Sequence[object]], *, text: Sequence[int]) -> str:
     def cell(tag: str, at: int, value: object) -> str:
         shown = f"{value:,}" if isinstance(value, int) else str(value)
@@ -355,12 +490,12 @@ def _table(head: Sequence[str], body: Sequence[Sequence[object]], *, text: Seque
 
     rows = ["".join(cell("th", at, value) for at, value in enumerate(head))]
     rows += ["".join(cell("td", at, value) for at, value in enumerate(row)) for row in body]
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    return "<div class='scroll'><table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table></div>"
 
 
 def _summary_table(summary: Sequence[Mapping[str, Any]]) -> str:
     numbers = ("due", "delivered", *KINDS, "pending", "gaps", "redelivered")
-    head = ("subscription", "topic", "condition", *numbers, "median", "95 %", "99 %", "longest")
+    head = ("subscription", "topic", "condition", *numbers, *WITHIN, "longest")
     body = [
         (
             *(row["subscriber"], row["topic"], row["where"]),
@@ -382,55 +517,46 @@ def _timeline_table(timeline: Sequence[Mapping[str, Any]]) -> str:
         )
         for row in timeline
     ]
-    return _table(("from", "deliveries", "median", "95 %", "99 %"), body, text=(0,))
+    return _table(("from, UTC", "deliveries", *WITHIN), body, text=(0,))
 
 
-def _links_table(
-    topology: Mapping[str, Place],
-    links: Mapping[tuple[str, str], int],
-    flows: Mapping[tuple[str, str], int],
-) -> str:
-    def name(broker: str) -> str:
-        return topology[broker].name if broker in topology else broker
+def _links_table(findings: Findings, links: Mapping[tuple[str, str], int]) -> str:
+    def ranked(loads: Mapping[tuple[str, str], int]) -> list[tuple[str, str, int]]:
+        order = sorted(loads.items(), key=lambda item: (-item[1], item[0]))
+        return [
+            (_called(findings, source), _called(findings, target), load) for (source, target), load in order
+        ]
 
-    ranked = sorted(links.items(), key=lambda item: (-item[1], item[0]))
-    over = _table(
-        ("link", "", "deliveries"),
-        [(name(source), name(target), load) for (source, target), load in ranked],
-        text=(0, 1),
-    )
-    ends = sorted(flows.items(), key=lambda item: (-item[1], item[0]))
-    return over + _table(
-        ("published at", "delivered at", "deliveries"),
-        [(name(source), name(target), load) for (source, target), load in ends],
-        text=(0, 1),
-    )
+    over = _table(("link between", "and", "deliveries"), ranked(links), text=(0, 1))
+    ends = _table(("published at", "delivered at", "deliveries"), ranked(findings.flows), text=(0, 1))
+    return over + ends
 
 
 def _losses_table(losses: Sequence[Mapping[str, Any]]) -> str:
     body = [(_clock(row["at"]), *(row[kind] for kind in LOSSES)) for row in losses]
-    return _table(("from", *LOSSES), body, text=(0,))
+    return _table(("from, UTC", *LOSSES), body, text=(0,))
 
 
 def _faults_text(findings: Findings) -> str:
     count = sum(row[kind] for row in findings.summary for kind in KINDS)
     if not count:
         return "<p>None found.</p>"
-    listed = f"; the first {len(findings.faults):,} are listed" if count > len(findings.faults) else ""
+    listed = f", {len(findings.faults):,} of them listed" if count > len(findings.faults) else ""
     late = _ms(findings.late_us)
     return f"<p>{count:,} found{listed}. Late means more than {late} after publication.</p>"
 
 
-def _faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
-    head = ("kind", "subscriber", "id", "pubend", "tick", "broker", "latency")
+def _faults_table(findings: Findings) -> str:
+    head = ("kind", "subscriber", "id", "published at", "on, UTC", "delivered at", "latency")
     body = [
         (
-            *(row["kind"], row["subscriber"], row["id"], row["pubend"], str(row["tick"])),
-            *(row["broker"] or "", _ms(row["latency_us"])),
+            *(row["kind"], row["subscriber"], row["id"], _pubend(findings.places, row["pubend"])),
+            f"{_moment(row['tick']):%Y-%m-%d %H:%M:%S.%f}",  # a tick is its pubend's clock
+            *(_called(findings, row["broker"]) if row["broker"] else "", _ms(row["latency_us"])),
         )
-        for row in faults
+        for row in findings.faults
     ]
-    return _table(head, body, text=(0, 1, 2, 3, 5))
+    return _table(head, body, text=(0, 1, 2, 3, 4, 5))
 
 
 def _inboxes_text(findings: Findings) -> str:
@@ -455,10 +581,13 @@ def _inboxes_table(findings: Findings) -> str:
         for row in findings.inboxes
     ]
     faults = [
-        (row["kind"], row["inbox"], row["id"], row["who"] or "", row["broker"] or "", _ms(row["latency_us"]))
+        (
+            *(row["kind"], row["inbox"], row["id"], row["who"] or ""),
+            *(_called(findings, row["broker"]) if row["broker"] else "", _ms(row["latency_us"])),
+        )
         for row in findings.queue_faults
     ]
-    return _table(("inbox", *numbers, "median", "95 %", "99 %", "longest"), body, text=(0,)) + (
+    return _table(("inbox", *numbers, *WITHIN, "longest"), body, text=(0,)) + (
         _table(("kind", "inbox", "id", "consumer", "broker", "latency"), faults, text=(0, 1, 2, 3, 4))
         if faults
         else ""
@@ -469,26 +598,31 @@ def _links_lost(findings: Findings) -> str:
     if not findings.best_effort:
         return "<p>No broker reported best-effort events.</p>"
     shown = findings.best_effort[:MAX_BARS][::-1]
-    figure, axes = _figure(9.6, 0.9 + 0.32 * len(shown))
     names = [f"{_called(findings, row['source'])} → {_called(findings, row['target'])}" for row in shown]
-    axes.barh(names, [100 * row["loss"] for row in shown], color=BAD)
-    for at, row in enumerate(shown):
-        text = f"  {100 * row['loss']:.3g} %, {row['lost']:,} of {row['sent']:,}"
-        axes.text(100 * row["loss"], at, text, va="center", fontsize=9, color=INK)
-    axes.set_xlim(0, max(1.0, *(140 * row["loss"] for row in shown)))
-    axes.set_xlabel("share of events lost on the link, in %")
-    return _svg(figure)
+
+    def draw(width: float) -> Figure:
+        figure, axes = _figure(width, 0.9 + 0.32 * len(shown))
+        axes.barh(names, [100 * row["loss"] for row in shown], color=BAD)
+        for at, row in enumerate(shown):
+            text = f"  {100 * row['loss']:.2g} %, {row['lost']:,} of {row['sent']:,}"
+            axes.text(100 * row["loss"], at, text, va="center", fontsize=9, color=INK)
+        room = 140 if width == WIDE else 220
+        axes.set_xlim(0, max(1.0, *(room * row["loss"] for row in shown)))
+        axes.set_xlabel("% of events lost on the link")
+        return figure
+
+    return _plot(draw)
 
 
 def _called(findings: Findings, broker: str) -> str:
-    return findings.places[broker].name if broker in findings.places else broker
+    return called(findings.places, broker)
 
 
 def _best_effort_table(findings: Findings) -> str:
     body = [
         (
             *(_called(findings, row["source"]), _called(findings, row["target"])),
-            *(row["sent"], row["received"], row["lost"], f"{100 * row['loss']:.3g} %"),
+            *(row["sent"], row["received"], row["lost"], f"{100 * row['loss']:.2g} %"),
         )
         for row in findings.best_effort
     ]
@@ -539,10 +673,10 @@ def audited_modes(
 
 def _storage_table(storage: Sequence[tuple[str, int, int, int]]) -> str:
     body = [
-        (table, files, rows, f"{size / 1e6:,.3f} MB", f"{size / rows:,.1f}" if rows else "")
+        (table, files, rows, _size(size), _size(size // rows) if rows else "")
         for table, files, rows, size in storage
     ]
-    return _table(("table", "files", "rows", "size", "bytes a row"), body, text=(0,))
+    return _table(("table", "files", "rows", "size", "of a row"), body, text=(0,))
 
 
 def _moment(at_us: int) -> datetime:
@@ -554,4 +688,21 @@ def _clock(at_us: int) -> str:
 
 
 def _ms(value_us: int | None) -> str:
-    return "" if value_us is None else f"{value_us / MILLISECOND_US:,.1f} ms"
+    """Three figures: nobody acts on a fourth."""
+    if value_us is None:
+        return ""
+    if value_us >= 10 * SECOND_US:
+        return f"{value_us / SECOND_US:,.0f} s"
+    if value_us >= SECOND_US:
+        return f"{value_us / SECOND_US:.3g} s"
+    value = value_us / MILLISECOND_US
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def _size(value: float) -> str:
+    """Two figures: a lake grows while it is read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"

@@ -296,7 +296,9 @@ class Storage:
             raise
         self._metadata.stamp()
         self._group = GroupCommit(self.volume, commit_bytes=commit_bytes)
-        self._commits = Delays("log_commit_seconds", "One group commit: write, sync, metadata.")
+        self._commits = Delays(
+            "log_commit_seconds", "One group commit: write, sync, metadata. Alarm: often above 0.1."
+        )
         self._look_s = 0.0  # not before this
         self._looking = False  # for room, as soon as the commit thread can
         self._said_short = False

@@ -85,7 +85,9 @@ class OsFiles:
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         self.folder = folder
         self._sync = sync
-        self.syncs = Delays("log_sync_seconds", "One sync of the log to disk.")
+        self.syncs = Delays(
+            "log_sync_seconds", "One sync of the log to disk. Alarm: often above 0.1; the disk is slow."
+        )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._note: int | None = None  # opened with the first note

@@ -98,7 +98,7 @@ class TrackingStore:
         reason not to start: what is wrong stays where it is until it does.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             loaded = Loaded(filters=[], sizes={}, changes=[], problems=[])
             spare = self._folder / _SPARE
             self._spared = spare.exists() and spare.stat().st_size == SPARE_BYTES

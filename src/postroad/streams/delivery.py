@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -44,6 +45,7 @@ CONNECTION_BUFFERS: Final = 4  # a connection holds at most this many times `Del
 MAX_PUBENDS: Final = 65_536
 KEPT_SHARE: Final = 0.875  # of the bound for all queues, once the longest have paid: so that they seldom do
 MAX_STATUS_ROWS: Final = 1_000
+MAX_STATUS_LOOKED: Final = 10_000  # subscriptions that are looked at for these
 _POLICIES: Final = ("drop", "disconnect")
 
 
@@ -149,11 +151,26 @@ class _Cut(msgspec.Struct, gc=False):
         return made
 
 
+def _row(subscription: _Subscription) -> dict[str, int | str]:
+    return {
+        "connection": subscription.connection.number,
+        "number": subscription.number,
+        "name": subscription.name,
+        "topic": subscription.selector.topic,
+        "where": subscription.selector.where,
+        "overflow": "disconnect" if subscription.disconnect else "drop",
+        "delivered": subscription.delivered,
+        "dropped": subscription.dropped,
+        "gaps": subscription.gaps,
+        "buffered_bytes": subscription.waiting_bytes,
+    }
+
+
 class Delivery:
     """The subscriptions of the clients connected here.
 
     `available` and `spend` are the send credit of a connection; a frame may be sent while some is left.
-    `note` is told what went to whom.
+    `may_read` says whether a principal may read a topic. `note` is told what went to whom.
     """
 
     __slots__ = (
@@ -168,6 +185,7 @@ class Delivery:
         "_gaps",
         "_index",
         "_last_id",
+        "_may_read",
         "_note",
         "_shortened",
         "_spend",
@@ -184,6 +202,7 @@ class Delivery:
         config: DeliveryConfig,
         available: Callable[[int], int],
         spend: Callable[[int, int], object],
+        may_read: Callable[[str, str], bool] = lambda _principal, _topic: True,
         note: Callable[[MessageNote], object] | None = None,
     ) -> None:
         self._buffer_bytes = config.buffer_bytes
@@ -192,6 +211,7 @@ class Delivery:
         self._note = note
         self._available = available
         self._spend = spend
+        self._may_read = may_read
         self._subscriptions: dict[int, _Subscription] = {}  # by id
         self._connections: dict[int, _Connection] = {}  # those with subscriptions
         self._streams: dict[int, _Stream] = {}  # by pubend
@@ -200,7 +220,7 @@ class Delivery:
         self._last_id = 0
         self._delivered = self._dropped = self._frames = self._gaps = self._disconnects = self._shortened = 0
         board.metrics(self.metrics)
-        board.status("subscriptions", lambda _now_us: self.status()[:MAX_STATUS_ROWS])
+        board.status_for("subscriptions", lambda _now_us, asker: self._visible(asker))
 
     # Subscriptions
 
@@ -315,6 +335,11 @@ class Delivery:
         home = self._connections.get(connection)
         subscription = None if home is None else home.by_number.get(number)
         return None if subscription is None else subscription.name
+
+    def waiting(self, connection: int) -> int:
+        """Bytes that wait for credit of this connection."""
+        home = self._connections.get(connection)
+        return 0 if home is None or home.ended else home.waiting_bytes
 
     def count(self, connection: int) -> int:
         """Subscriptions of a connection."""
@@ -568,21 +593,20 @@ class Delivery:
 
     def status(self) -> list[dict[str, int | str]]:
         """One row per subscription, in the order they were made."""
-        return [
-            {
-                "connection": subscription.connection.number,
-                "number": subscription.number,
-                "name": subscription.name,
-                "topic": subscription.selector.topic,
-                "where": subscription.selector.where,
-                "overflow": "disconnect" if subscription.disconnect else "drop",
-                "delivered": subscription.delivered,
-                "dropped": subscription.dropped,
-                "gaps": subscription.gaps,
-                "buffered_bytes": subscription.waiting_bytes,
-            }
-            for subscription in self._subscriptions.values()
-        ]
+        return [_row(subscription) for subscription in self._subscriptions.values()]
+
+    def _visible(self, asker: str | None) -> list[dict[str, int | str]]:
+        """Of the first of them, those on topics that this principal may read; None: all."""
+        readable: dict[str, bool] = {}
+
+        def is_visible(subscription: _Subscription) -> bool:
+            topic = subscription.selector.topic
+            if asker is not None and topic not in readable:
+                readable[topic] = self._may_read(asker, topic)
+            return asker is None or readable[topic]
+
+        looked_at = islice(self._subscriptions.values(), MAX_STATUS_LOOKED)
+        return [_row(each) for each in islice(filter(is_visible, looked_at), MAX_STATUS_ROWS)]
 
     def metrics(self) -> dict[str, int]:
         return {

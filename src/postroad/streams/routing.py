@@ -71,7 +71,9 @@ DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this lo
 MAX_AHEAD_US: Final = 86_400 * SECOND_US  # a tick that is further ahead of our clock is not believed
 COMPLAIN_US: Final = 60 * SECOND_US  # between two complaints of such ticks
 COUNTERS: Final = ("nacks_received_total", "nacks_sent_total", "lost_spans_total", "ticks_ahead_total")
-DELIVERY_DELAY: Final = "From an event's tick, when its broker took it, to local delivery here."
+DELIVERY_DELAY: Final = (
+    "From an event's tick, when its broker took it, to local delivery here. Alarm: above what you promise."
+)
 
 
 class Host(Protocol):
@@ -821,6 +823,13 @@ class Routing:
             self._feeder.flush_silences(turn, neighbour)
         if self._disk:
             turn.save(ENDS, self._ends.rows(), then=None)
+
+    @property
+    def owes_own(self) -> bool:
+        """Whether a neighbour has not been sent all that was published here and that it wants."""
+        own = (self.pubend.id, *self._durable)
+        feeds = (neighbour.feeds.get(pubend) for neighbour in self._neighbours.values() for pubend in own)
+        return any(feed is not None and (feed.blocked or feed.wants) for feed in feeds)
 
     def next_deadline(self) -> int:
         nacks = [stream.nack_at for stream in self._curious.values() if stream.nack_at is not None]

@@ -12,7 +12,7 @@ greatest filter, in as many bits. It grows where others end, and is not given up
 times near each other, as of a subscriber that lags, is like any other.
 
 Deliveries go by default into one history per origin, whose keys are (id, subscriber): a history per
-subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement).
+subscriber leaves hundreds of part-full filters (spec, traps; measured in docs/explanation/tracking.md).
 
 What happens is only noted, which costs little, and added to the filters later: a broker that is not busy
 passes on single messages, and a filter takes a hundred ids in hardly more time than one. A page of notes is

@@ -1,4 +1,4 @@
-"""What a broker is told about tracking (spec T3, T7, T11); docs/tracking.md explains each setting.
+"""What a broker is told about tracking (spec T3, T7, T11; docs/explanation/tracking.md explains each).
 
 The defaults are those of `postroad plan tracking --accuracy 0.999 --skew 250ms --jitter 500ms` for any rate
 up to 800,000 events a second: filters grow and shrink with the observed rate (`adaptive`), so `capacity`

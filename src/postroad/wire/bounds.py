@@ -163,7 +163,7 @@ _QUEUED: Final[dict[str, Bound]] = {
 BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
     frames.Limits: dict.fromkeys(frames.Limits.__struct_fields__, ANY),
     frames.Hello: {**_GREETING, "role": WORD, "token": Text(4_096)},
-    frames.Welcome: {**_GREETING, "datagram_key": KEY},
+    frames.Welcome: {**_GREETING, "datagram_key": KEY, "principal": NAME},
     frames.Refuse: {**_OUTCOME, "go_to": Items(64, ADDRESS)},
     frames.Ping: {"time_us": ANY},
     frames.Pong: {"time_us": ANY, "at_us": ANY},
@@ -185,6 +185,8 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
         "key": Text(4_096),  # likewise
         "until": TOKEN,
         "epoch": ANY,
+        "max_attempts": ANY,
+        "dead_letters": TOPIC,
     },
     frames.Subscribed: {
         "number": ANY,
@@ -201,7 +203,10 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
         "token": TOKEN,
         "events": Pairs(STREAMS, ANY, Items(ENTRIES, ANY)),
         "ticket": ANY,
+        "rejected": Pairs(STREAMS, ANY, Items(ENTRIES, ANY)),
+        "delay_us": ANY,
     },
+    frames.Attempts: {"number": ANY, "pubend": ANY, "attempts": Items(ENTRIES, SPANS)},
     frames.Acked: {"number": ANY, "ticket": ANY, **_OUTCOME},
     frames.Request: {"number": ANY, "what": Text(4_096), "arguments": Pairs(64, WORD, Text(65_536))},
     frames.Reply: {"number": ANY, "code": CODE, "body": Text(MAX_CONTROL_BYTES)},
@@ -290,6 +295,7 @@ BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
         "form": WORD,
         "attempt": ANY,
         "sent_us": ANY,
+        "principal": NAME,
     },
     frames.Messages: {
         "number": ANY,

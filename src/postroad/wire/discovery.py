@@ -1,4 +1,4 @@
-"""Datagrams of discovery: their kinds, fields and bounds (docs/discovery.md shows who sends which when).
+"""Datagrams of discovery: their kinds, fields and bounds (who sends which: docs/explanation/discovery.md).
 
 After the four bytes that every datagram begins with comes one MessagePack array: the fields of the message
 class of that kind, in order. Anybody can send a datagram, so every field has a bound, checked here: a core

@@ -3,8 +3,8 @@
 Every frame starts with the same eight bytes, little-endian: total length u32 (these eight included),
 kind u8, layout version u8, flags u16. Batch frames (PUBLISH, DELIVERY, KNOWLEDGE) go on as
 `events.batch` says. Control frames carry one MessagePack array: the fields of the message class of that
-kind, in order; if CHECKED is among the flags, the CRC-32C of all before follows. docs/protocol.md is the
-reference for other languages; a test compares the two.
+kind, in order; if CHECKED is among the flags, the CRC-32C of all before follows. The reference for other
+languages is docs/reference/protocol.md; a test compares the two.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Kind(IntEnum):
     BEST_EFFORT = 27  # batch
     REQUEST = 28
     REPLY = 29
+    ATTEMPTS = 30
     # brokers
     KNOWLEDGE = 32  # batch
     SILENCE = 33
@@ -161,6 +162,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     datagrams: int = 0  # the broker's UDP port, at the host that this connection leads to; 0: it has none
     address: str = ""  # HOST:PORT where others reach it; "" if it does not know
     datagram_key: bytes = b""  # of the datagrams that go with this connection; b"": there are none
+    principal: str = ""  # whom the broker takes a client for
 
 
 class Refuse(Message, frozen=True, kw_only=True):
@@ -226,6 +228,10 @@ class Subscribe(Message, frozen=True, kw_only=True):
     # Durable, and the broker keeps the token: `token` is what the client remembers of this attachment. It
     # counts only where the broker that keeps it cannot be asked. 0: `token` is where it goes on.
     epoch: int = 0
+    max_attempts: int = (
+        0  # shared: an event that failed so often is a dead letter; 0: as it was, at first never
+    )
+    dead_letters: str = ""  # shared: the topic of dead letters; "" as it was
 
 
 class Subscribed(Message, frozen=True, kw_only=True):
@@ -262,6 +268,9 @@ class Ack(Message, frozen=True, kw_only=True):
     # Shared: pubend -> ticks; a gap is named by its first.
     events: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     ticket: int = 0  # ACKED is to say when this is on disk; 0: no answer
+    # Shared: events that this consumer has failed at, likewise; they are tried again after `delay_us`.
+    rejected: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    delay_us: int = 0
 
 
 class Acked(Message, frozen=True, kw_only=True):
@@ -271,6 +280,14 @@ class Acked(Message, frozen=True, kw_only=True):
     ticket: int
     code: str = ""
     reason: str = ""
+
+
+class Attempts(Message, frozen=True, kw_only=True):
+    """Of a shared subscription: these events of a pubend, which follow in a DELIVERY, were tried before."""
+
+    number: int
+    pubend: int
+    attempts: tuple[tuple[int, int], ...]  # (tick, which attempt this is)
 
 
 class Request(Message, frozen=True, kw_only=True):
@@ -495,6 +512,12 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True, g
     payload: bytes
     attributes: bytes = b""
     priority: int = 4
+    principal: str = ""  # who sent it, as brokers know it; "": nobody in particular
+
+    @property
+    def sender(self) -> tuple[str, bytes]:
+        """The session that it is of. A session is no secret: another principal may use the same."""
+        return f"{self.source}\0{self.principal}", self.session
 
 
 class Messages(Message, frozen=True, kw_only=True):
@@ -580,6 +603,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.ACKED: Acked,
     Kind.REQUEST: Request,
     Kind.REPLY: Reply,
+    Kind.ATTEMPTS: Attempts,
     Kind.SILENCE: Silence,
     Kind.ATTACH: Attach,
     Kind.DETACH: Detach,
@@ -675,21 +699,34 @@ def check_address(address: str) -> None:
 
 
 def json_within_frame(values: Mapping[str, object]) -> str:
-    """A JSON object for the body of a control frame; its lists lose their last rows if it would not fit.
+    """A JSON object for the body of a control frame. Where it would not fit, the list that takes most loses
+    its last rows, and so on: long rows of one list do not cut the others.
 
     UnavailableError if it does not fit without them either.
     """
-    rows = max((len(value) for value in values.values() if isinstance(value, list | tuple)), default=0)
-    while True:
-        cut = {
-            key: value[:rows] if isinstance(value, list | tuple) else value for key, value in values.items()
-        }
-        body = msgspec.json.encode(cut)
-        if len(body) <= MAX_BODY_BYTES:
-            return body.decode()
-        if not rows:
-            raise UnavailableError(f"the answer has {len(body)} bytes, at most {MAX_BODY_BYTES} are possible")
-        rows //= 2
+    body = msgspec.json.encode(cut_lists(values, MAX_BODY_BYTES))
+    if len(body) > MAX_BODY_BYTES:
+        raise UnavailableError(f"the answer has {len(body)} bytes, at most {MAX_BODY_BYTES} are possible")
+    return body.decode()
+
+
+def cut_lists(values: Mapping[str, object], most: int) -> dict[str, object]:
+    """As many rows of its lists as fit in so many bytes of JSON, the longest list cut first; none if nothing
+    helps."""
+    cut = dict(values)
+    lists = {
+        key: (value, len(msgspec.json.encode(value)))
+        for key, value in values.items()
+        if isinstance(value, list | tuple)
+    }
+    while len(msgspec.json.encode(cut)) > most:
+        largest = max(lists, key=lambda key: lists[key][1], default="")
+        if not largest or not cut[largest]:
+            return cut
+        rows, _ = lists[largest]
+        cut[largest] = rows = rows[: len(rows) // 2]
+        lists[largest] = rows, len(msgspec.json.encode(rows))
+    return cut
 
 
 # How a TLS handshake and a TLS alert begin. As a frame's length either is far over the handshake's limit.

@@ -217,7 +217,7 @@ def test_everything_published_is_accepted_rejected_or_withdrawn_in_order(
 
 
 class CountingBroker:
-    """Plays the broker's side of credit as docs/protocol.md has it, over one connection after another."""
+    """The broker's side of credit as docs/reference/protocol.md has it, one connection after another."""
 
     window = 64 * KIB
     frame_bytes = 17_000

@@ -251,6 +251,7 @@ def batter(count: int, seed: int) -> None:
 
 
 def test_hostile_datagrams_hurt_nobody() -> None:
+    """V6."""
     batter(FEW, seed=1)
 
 
@@ -265,7 +266,9 @@ def sealers(tmp_path: Path) -> list[Sealer]:
 
 
 def test_hostile_certificates_and_seals_hurt_nobody(sealers: list[Sealer]) -> None:
-    """What a stranger puts where a certificate belongs is his error, whatever the library says of it; and so
+    """V10.
+
+    What a stranger puts where a certificate belongs is his error, whatever the library says of it; and so
     is a key that nothing can be encrypted for, of somebody whose certificate is good."""
     alice, bob = sealers
     targets = Targets(bob, time.time_ns() // 1000)
@@ -296,6 +299,7 @@ def test_hostile_certificates_and_seals_hurt_nobody(sealers: list[Sealer]) -> No
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_million_hostile_datagrams_hurt_nobody(part: int) -> None:
+    """V6."""
     seed = PARTS * int.from_bytes(os.urandom(4), "big") + part
     print(f"seed {seed}")  # noqa: T201 -- shown if it fails
     batter(MANY, seed)

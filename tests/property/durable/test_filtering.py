@@ -211,6 +211,7 @@ class Harness:
 def test_the_pfs_knows_what_it_was_told(
     seed: int, buffer_ticks: int, read_bytes: int, align: int, pending: int
 ) -> None:
+    """D6."""
     values = {"BUFFER_TICKS": buffer_ticks, "READ_BYTES": read_bytes, "CHECKPOINT_BYTES": 300}
     values |= {"ALIGN_TICKS": align, "HOP_BYTES": read_bytes // 16, "MAX_PENDING_BYTES": pending}
     with patch.multiple(module, **values):

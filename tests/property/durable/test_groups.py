@@ -69,6 +69,9 @@ class World:
         self.passed: set[int] = set()  # ticks in gaps that were acknowledged
         self.rows: dict[bytes, bytes] = {}
         self.token: dict[int, int] = {P: 0}
+        self.failing: set[int] = set()  # ticks that were tried too often
+        self.max_attempts = 0
+        self.now_us = 0
         self.consumers = count(1)
         self.room: dict[int, int] = {}  # bytes of credit, by consumer
         self.start()
@@ -82,6 +85,7 @@ class World:
             saved=lambda pubend: self.token[pubend],
             matched=lambda pubend: self.group.token().get(pubend, self.token[pubend]),
         )
+        self.group.max_attempts = self.max_attempts
         self.group.recover(self.rows, self.token)
         self.held, self.told = {}, {}
         self.position = self.token[P]
@@ -107,7 +111,7 @@ class World:
                 key = dict(self.events)[tick]
                 if self.key and key:
                     before = [t for t, k in self.events if k == key and self.lost < t < tick]
-                    earlier = [t for t in before if t not in self.done]
+                    earlier = [t for t in before if t not in self.done and t not in self.failing]
                     assert all(t in self.held[one.consumer] for t in earlier), "a key out of order"
                 self.held[one.consumer].append(tick)
 
@@ -155,15 +159,61 @@ class World:
             return
         self.group.ack(consumer, P, [tick])
         self.take(self.group.assign())
-        # An acknowledgement counts when it is saved; the token is saved later.
+        self.save()
+        if self.random.random() < 0.3:
+            self.token.update(self.group.token())
+
+    def save(self) -> None:
+        """An acknowledgement counts when it is saved; the token is saved later."""
         save = flushed(self.group, self.turns)
         if save is not None:
             for key, value in save.rows:
                 self.rows.pop(key, None)
                 if value is not None:
                     self.rows[key] = value
-        if self.random.random() < 0.3:
-            self.token.update(self.group.token())
+
+    def reject(self) -> None:
+        consumer = self.random.choice(sorted(self.held)) if self.held else 0
+        held = self.held.get(consumer, [])
+        if held:
+            tick = held.pop(self.random.randrange(len(held)))
+            self.failed(tick)
+            until_us = self.now_us + self.random.choice([0, 0, 5])
+            self.group.reject(consumer, P, [tick], until_us=until_us, now_us=self.now_us)
+            self.take(self.group.assign())
+            self.save()
+
+    def failed(self, tick: int) -> None:
+        if self.group._progress[P].attempts.get(tick, 0) + 1 == self.max_attempts:
+            self.failing.add(tick)
+
+    def wait(self) -> None:
+        self.now_us += self.random.randint(1, 6)
+        self.take(self.group.wake(self.now_us))
+
+    def bury(self) -> None:
+        """What was tried too often becomes a dead letter, some of it after a restart."""
+        for event in self.group.aside:
+            assert event.tick in self.failing
+            if self.group.dead_id(event) is None:
+                self.group.give_id(event, bytes(16))
+                self.save()
+            elif self.random.random() < 0.8:
+                self.group.bury(P, event.tick)
+                self.done.append(event.tick)
+                self.save()
+
+    def lost_consumer(self) -> None:
+        if self.held:
+            consumer = self.random.choice(sorted(self.held))
+            held = self.held.pop(consumer)
+            del self.told[consumer]
+            oldest = self.group._division.oldest(consumer)
+            assert (oldest is None) == (not held)
+            if oldest is not None:
+                self.failed(oldest.tick)
+            self.take(self.group.leave(consumer, lost=True))
+            self.save()
 
     def credit(self) -> None:
         if self.held:
@@ -200,6 +250,46 @@ def test_each_event_to_one_consumer_and_none_lost(seed: int, key: str) -> None:
         patch.object(dividing, "SLACK_BYTES", random.choice([0, 500])),
     ):
         divide(World(random, key), random)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["", "k"]))
+def test_what_is_rejected_is_tried_again_or_dead_and_never_lost(seed: int, key: str) -> None:
+    """Across delays, lost consumers, restarts and gaps; every event is done once."""
+    random = Random(seed)
+    world = World(random, key)
+    world.max_attempts = world.group.max_attempts = random.choice([0, 1, 2, 3])
+    for _ in range(120):
+        steps = [
+            world.offer,
+            world.ack,
+            world.reject,
+            world.wait,
+            world.bury,
+            world.join,
+            world.lost_consumer,
+        ]
+        more = [world.leave, world.start, world.reset, world.lose, world.credit]
+        random.choices([*steps, *more], [8, 8, 6, 3, 3, 2, 0.5, 0.5, 0.3, 0.3, 0.2, 2])[0]()
+        world.group.check()
+    if not world.held:
+        world.join()
+    for _ in range(2_000):
+        if world.group.token() == {P: len(world.events)}:
+            break
+        world.room = dict.fromkeys(world.room, 500)
+        world.wait()
+        world.take(world.group.assign())
+        if world.position < len(world.events):
+            world.offer()
+        world.ack()
+        world.bury()
+        world.group.check()
+    assert len(set(world.done)) == len(world.done), "each once"
+    assert world.passed.union(world.done) == {tick for tick, _ in world.events}, "each, or in a gap"
+    assert world.group.token() == {P: world.position}
+    attempts = world.group._progress[P].attempts if world.events else {}
+    assert attempts == {}, "nothing is remembered of what is done"
 
 
 def divide(world: World, random: Random) -> None:
@@ -268,7 +358,7 @@ def group_with(room: dict[int, int], key: str = "", matched: int | None = None) 
 
 
 def test_an_event_that_stays_open_does_not_hold_its_batch_in_memory() -> None:
-    """Of each batch the event with the key "x" is not acknowledged."""
+    """D9: Of each batch the event with the key "x" is not acknowledged."""
     group = group_with({1: 1 << 40, 2: 1 << 40}, "k")
     group.join(1)
     position = 0
@@ -310,7 +400,10 @@ def ticks_of(one: Assign) -> list[int]:
 
 
 def test_gaps_wait_for_credit_and_are_told_to_who_joins_until_one_is_done_with_them() -> None:
-    """Each is a frame, which may be begun only while there is credit; one before it may have used it up."""
+    """D9.
+
+    Each is a frame, which may be begun only while there is credit; one before it may have used it up.
+    """
     room = {1: 1, 2: 0, 3: 1_000, 4: 1_000}
     group = group_with(room)
     group.join(1)
@@ -389,7 +482,7 @@ def test_a_gap_is_told_in_the_parts_that_nobody_was_done_with() -> None:
 
 
 def test_a_frame_begins_with_credit_however_large_the_one_before() -> None:
-    """Events of two batches in turn: what overdraws the credit of a consumer comes last."""
+    """D9: Events of two batches in turn: what overdraws the credit of a consumer comes last."""
     room = {1: 0, 2: 0}
     group = group_with(room, key="k")
     group.join(1)

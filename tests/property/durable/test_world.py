@@ -104,7 +104,10 @@ EARLY = RetentionPolicy(keep_us=0, max_retain_us=SECOND_US, max_bytes=2_000)
 @settings(max_examples=130, deadline=None)
 @given(st.integers(0, 2**32))
 def test_exactly_once_in_order_without_gaps(seed: int) -> None:
-    """D12: whatever crashes, fails, is lost or slow, each subscriber has every event once and in order."""
+    """D4, D9.
+
+    D12: whatever crashes, fails, is lost or slow, each subscriber has every event once and in order.
+    """
     judge(run(seed, RetentionPolicy(keep_us=0), 90), early=False)
 
 

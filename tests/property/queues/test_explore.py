@@ -108,6 +108,7 @@ def report(name: str, result: Result) -> str:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_state_is_sound(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Q5."""
     result = explore(WORLDS[name], limit=BOUNDED)
     with capsys.disabled():
         sys.stdout.write(f"\n{report(name, result)}")

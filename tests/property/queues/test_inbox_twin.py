@@ -340,7 +340,7 @@ class Disk:
 @settings(max_examples=150)
 @given(st.lists(operations, min_size=10, max_size=40), st.lists(st.integers(0, 5), min_size=50, max_size=50))
 def test_where_bodies_are_changes_nothing(history: list[tuple[Operation, int]], moves: list[int]) -> None:
-    """Answers, deliveries and sizes are those of a replica that has every body in memory."""
+    """Q5: Answers, deliveries and sizes are those of a replica that has every body in memory."""
     limits = replace(LIMITS, inbox_bytes=1 << 20)
     plain, spilling, twin, disk = Inboxes(limits), Inboxes(limits), Twin(), Disk()
     for (drawn, index), move in zip([(FIRST, 0), *history], moves, strict=False):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroad.client.repair.messages import (
+    AGE_STEPS,
     MAX_ENTRIES,
     MAX_SEQUENCE,
     MAX_WANTED,
@@ -46,9 +47,31 @@ INCREASING = st.lists(st.integers(1, 1 << 40), max_size=MAX_WANTED, unique=True)
 
 @st.composite
 def summaries(draw: st.DrawFn) -> Summary:
+    """With ages so near each other that a step is a millisecond."""
     first, entries = draw(st.integers(1, 1 << 40)), draw(ENTRIES)
-    fresh = first + draw(st.integers(0, len(entries)))
-    return Summary(first=first, fresh=fresh, since_ms=draw(NUMBERS), entries=entries)
+    steps = draw(st.lists(st.integers(0, 3), min_size=len(entries), max_size=len(entries)))
+    age_ms = draw(st.integers(60, 1 << 40))
+    ages = tuple(age_ms - sum(steps[1 : at + 1]) for at in range(max(1, len(entries))))
+    return Summary(first=first, entries=entries, ages_ms=ages)
+
+
+AGES = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=MAX_ENTRIES).map(
+    lambda ages: tuple(sorted(ages, reverse=True))
+)
+
+
+@given(ages_ms=AGES)
+def test_ages_are_rounded_down_to_steps_and_never_up(ages_ms: tuple[int, ...]) -> None:
+    """B4: What was published after a subscription began never seems older than it."""
+    entries = (5,) * (len(ages_ms) if len(ages_ms) > 1 else 0)
+    encoded = encode(Summary(first=1, entries=entries, ages_ms=ages_ms))
+    found = decode(encoded)
+    assert isinstance(found, Summary)
+    assert found.ages_ms[0] == ages_ms[0]
+    step_ms = (ages_ms[0] - ages_ms[-1]) // AGE_STEPS + 1
+    assert all(0 <= age - back <= step_ms for age, back in zip(ages_ms, found.ages_ms, strict=True))
+    without = encode(Summary(first=1, entries=entries, ages_ms=(0,) * len(ages_ms)))
+    assert len(encoded) - len(without) <= AGE_STEPS // 8 + 1 + 12, "a bit for each, and one for each step"
 
 
 RANGES = st.lists(st.tuples(NUMBERS, st.integers(0, 99)), max_size=8).map(

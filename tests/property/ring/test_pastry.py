@@ -38,6 +38,7 @@ def check_stable(ring: Ring, keys: int, *, hops: bool = True) -> None:
 def test_after_joins_departures_and_failures_a_stable_ring_agrees_with_the_truth(
     history: list[tuple[str, int]], salt: int
 ) -> None:
+    """Q1."""
     ring = Ring(Settings(leaves=8))
     ring.add(node_id(f"{salt}.first"))
     killed = 0
@@ -68,6 +69,7 @@ def test_after_joins_departures_and_failures_a_stable_ring_agrees_with_the_truth
     ],
 )
 def test_ways_on_a_stable_ring_have_at_most_log16_hops(nodes: int) -> None:
+    """Q1."""
     check_stable(grown(nodes), keys=1_000)
 
 
@@ -83,7 +85,7 @@ def test_a_quarter_of_a_ring_dies_at_once_and_the_rest_finds_itself() -> None:
 
 
 def test_two_sides_of_a_cut_that_links_survived_become_one_ring_again() -> None:
-    """Found by simulator seed 135: both sides had forgotten each other, and nobody told them."""
+    """Q1: Found by simulator seed 135: both sides had forgotten each other, and nobody told them."""
     ring = grown(48)
     names = sorted(ring.nodes, key=lambda name: name[::-1])
     for near, far in pairwise(names):

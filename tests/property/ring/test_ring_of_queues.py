@@ -52,6 +52,7 @@ class ArcOnRing(Network):
 
 @pytest.mark.parametrize("nodes", [48, pytest.param(1_024, marks=LONG)])
 def test_arcs_on_a_ring_find_their_brokers_and_survive_the_loss_of_all_replicas_but_one(nodes: int) -> None:
+    """Q1."""
     ring = grown(nodes)
     draw = random.Random(nodes)
     founder = draw.choice(sorted(ring.nodes))

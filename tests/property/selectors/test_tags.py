@@ -64,6 +64,7 @@ SELECTORS = st.builds(Selector.parse, PATTERNS, st.one_of(st.just(""), CONDITION
 def test_a_match_implies_a_superset_of_bits(
     selector: Selector, event: tuple[str, dict[str, Any]], width: int
 ) -> None:
+    """B2."""
     bits, masks = event_bits(*event, width), selector_masks(selector, width)
     assert bits < 1 << width
     if selector.matches(*event):
@@ -76,6 +77,7 @@ def test_a_match_implies_a_superset_of_bits(
 def test_where_a_conjunction_is_exact_only_chance_lets_an_event_pass_that_does_not_match(
     selector: Selector, event: tuple[str, dict[str, Any]]
 ) -> None:
+    """B2."""
     exact = tuple(mask for mask in selector_masks(selector) if mask.exact)
     passed = matched(event_bits(*event), exact)
     # A filter of 256 bits with at most 12 tags; hypothesis draws from few values, none of which collide.
@@ -90,6 +92,7 @@ def test_equal_numbers_have_one_tag_and_others_their_own() -> None:
 
 
 def test_what_cannot_be_encoded_adds_nothing_wrong() -> None:
+    """B2."""
     there = selector_masks(Selector.parse("", "a IS NOT NULL"))
     assert there[0].exact
     for condition in ("a > 5", "a LIKE 'x%'", "NOT a = 5", "a BETWEEN 1 AND 3"):
@@ -100,6 +103,7 @@ def test_what_cannot_be_encoded_adds_nothing_wrong() -> None:
 
 
 def test_each_side_of_a_disjunction_is_encoded_alone() -> None:
+    """B2."""
     first, second = (selector_masks(Selector.parse("", text))[0] for text in ("a = 1", "b = 2 AND c = 3"))
     assert set(selector_masks(Selector.parse("", "a = 1 OR (b = 2 AND c = 3)"))) == {first, second}
     assert selector_masks(Selector.parse("", "a = 1 AND a = 2")) == ()

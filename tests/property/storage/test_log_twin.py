@@ -365,7 +365,7 @@ def run(machine: Machine, steps: list[tuple[object, ...]]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, min_size=5, max_size=60))
 def test_log_is_its_twin_through_crashes(steps: list[tuple[object, ...]]) -> None:
-    """D12: what was acknowledged is there after any crash; nothing else but what was under way."""
+    """D1, D12: what was acknowledged is there after any crash; nothing else but what was under way."""
     run(Machine(), steps)
 
 

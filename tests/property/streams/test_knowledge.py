@@ -103,6 +103,7 @@ class Twin:
 def test_a_stream_knows_what_it_was_told(
     told: list[Segment], window: Span, need: dict[int, int], joins: bool
 ) -> None:
+    """D2."""
     stream, twin = KnowledgeStream(joins=joins), Twin()
     for segment in told:
         news = stream.accumulate(segment)
@@ -181,6 +182,7 @@ def test_small_neighbours_become_one_and_say_the_same(
 def test_what_is_forgotten_is_unknown_again(
     told: list[Segment], count: int, newest: set[int], later: Segment
 ) -> None:
+    """D2."""
     stream = KnowledgeStream()
     for segment in told:
         stream.accumulate(segment)

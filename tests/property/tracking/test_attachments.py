@@ -34,7 +34,7 @@ questions = st.tuples(
 def test_the_map_finds_what_a_scan_finds(
     steps: list[tuple[str, str, str, int, int]], questions: list[tuple[int, int]]
 ) -> None:
-    """Whatever the clock does, and through logs, snapshots and retention."""
+    """T10: Whatever the clock does, and through logs, snapshots and retention."""
     now_us = 1_700_000_000 * SECOND_US
     held, log = AttachmentMap.restored((), last_stored_us=0, now_us=now_us)
     plain = Plain()

@@ -252,6 +252,7 @@ class Driven:
 @given(configs, st.lists(actions, min_size=5, max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_never_a_false_negative(config: TrackingConfig, steps: list[tuple[object, ...]]) -> None:
+    """T3."""
     driven = Driven(config)
     for action in steps:
         driven.step(action)

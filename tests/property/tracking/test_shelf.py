@@ -35,6 +35,7 @@ def test_the_index_finds_what_a_scan_finds(
     asked: list[int],
     kept: int,
 ) -> None:
+    """T3."""
     shelf = Shelf(cache_bytes=1 << 20)
     held: dict[int, FilterMeta] = {}
     for sequence, (key, span, singles, replaces) in enumerate(made, 1):

@@ -77,7 +77,7 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize("row", BLOOM, ids=str)
 def test_false_positive_rate_is_the_formulas(row: Row) -> None:
-    """Equation 1, for every row with a filter, within five standard deviations."""
+    """T13: Equation 1, for every row with a filter, within five standard deviations."""
     one = BloomFilter(row.m, row.n, row.k)
     one.add(ids_of(row.n, 200, first=row.tp_s * 1_000_000))
     assert one.full

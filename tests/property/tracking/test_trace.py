@@ -100,7 +100,7 @@ def test_optimisations_ask_fewer_brokers() -> None:
 
 
 def test_one_round_of_batched_questions_per_hop() -> None:
-    """Traps: a chain of five brokers and 50 messages: five questions."""
+    """T6: Traps: a chain of five brokers and 50 messages: five questions."""
     network = Network(1, config_of("bloom"), 1, 0)
     network.brokers = [1, 2, 3, 4, 5]
     network.links = {broker: set() for broker in network.brokers}
@@ -234,7 +234,7 @@ def test_ids_that_a_program_made_name_no_broker(routing: str) -> None:
 
 
 def test_a_broker_with_such_a_number_is_one() -> None:
-    """Those of before the numbers were divided."""
+    """T6: Those of before the numbers were divided."""
     number = OWN_IDS | 77
     trace = Trace([bytes(MessageId(5, number, 1, 1))], reachable=[1], known=[1, number], now_us=0)
     (ask,) = trace.start(0)
@@ -339,7 +339,7 @@ def test_histories_of_the_same_ids_are_wrong_about_the_same_ones(deliveries: str
 
 
 def test_a_lone_claim_is_doubtful() -> None:
-    """A broker claims the message from a neighbour that has no record of it."""
+    """T12: A broker claims the message from a neighbour that has no record of it."""
     network = Network(1, config_of("bloom"), 3, 0)
     network.now_us += SECOND_US  # whatever the skew, the record of the message's time is whole
     identity, _ = network.publish(1, [1])

@@ -148,6 +148,7 @@ def test_a_large_frame_is_cut_into_datagrams() -> None:
 
 
 def test_what_is_not_sealed_with_the_key_is_dropped_unanswered() -> None:
+    """B1."""
     world = World()
     good = seal(BEST_EFFORT, world.key, world.frame(b"x"), dialled=True)
     other = bytes(24)
@@ -162,6 +163,17 @@ def test_what_is_not_sealed_with_the_key_is_dropped_unanswered() -> None:
     assert world.broker.metrics()["best_effort_refused_total"] == 5
 
 
+def test_a_client_has_nothing_sent_to_another_host() -> None:
+    """It has the key, and says that it hears: from a forged address events would go there."""
+    world = World()
+    greeting = seal(GREETING, world.key, b"\x01", dialled=True)
+    assert world.give(Datagram(("192.0.2.1", 53), greeting)) == []
+    assert world.delivered(world.give(Received(1, world.frame(b"x")))) == ([], [b"x"])
+    moved = seal(GREETING, world.key, b"\x01", dialled=True)  # to another port, as behind a NAT
+    (answer,) = [one for one in world.give(Datagram((HOME[0], 53), moved)) if isinstance(one, SendTo)]
+    assert answer.endpoint == (HOME[0], 53)
+
+
 def test_what_cannot_be_read_is_dropped_and_hurts_nobody() -> None:
     world = World()
     frame = world.frame(b"x")
@@ -172,7 +184,7 @@ def test_what_cannot_be_read_is_dropped_and_hurts_nobody() -> None:
 
 
 def test_an_event_that_may_not_be_published_is_refused_alone_and_its_publisher_told() -> None:
-    """Found: its whole datagram was dropped, nobody was told, and repair brought what was refused."""
+    """B1: Found: its whole datagram was dropped, nobody was told, and repair brought what was refused."""
     world = World(None, *RIGHTS)
     rows = [
         encode_row(world.ids.next(NOW // 1000), topic, {}, topic.encode(), DEFAULT_LIMITS, tick=at)
@@ -191,6 +203,7 @@ def test_an_event_that_may_not_be_published_is_refused_alone_and_its_publisher_t
 
 @pytest.mark.parametrize(("topic", "passes"), [("a/b", True), ("secret/x", False), ("$postroad/x", False)])
 def test_a_repair_passes_only_with_an_event_that_its_sender_may_publish(topic: str, passes: bool) -> None:
+    """B1."""
     world = World(None, *RIGHTS)
     world.give(Received(1, encode(Subscribe(number=4, topic="$repair/again", where=""))))
     row = encode_row(b"p" * 16, topic, {"n": 1}, b"x", DEFAULT_LIMITS, tick=300)
@@ -228,11 +241,14 @@ def test_what_one_client_may_send_is_limited() -> None:
     world.now_us += 1_000_000
     world.give(Received(1, world.frame(bytes(400))))
     assert world.broker.metrics()["best_effort_published_total"] == 9
+    own = {"number": "00000007", "sent": 9, "received": 0}  # what clients published here
+    assert world.broker.status(NOW)["best_effort_links"] == [own]
     with pytest.raises(UsageError):
         BestEffortConfig(client_burst_bytes=1)
 
 
 def test_who_has_no_credit_and_no_datagrams_misses_events() -> None:
+    """B1."""
     world = World()
     for _ in range(2_000):
         world.give(Received(1, world.frame(bytes(900))))

@@ -86,6 +86,7 @@ def test_events_go_only_where_somebody_wants_them() -> None:
 
 
 def test_a_cut_link_is_routed_around_without_loss_or_repeat() -> None:
+    """D2."""
     net = Net(5, RING)
     subscriber, publisher = Client(net, 2), Client(net, 0)
     subscriber.subscribe(1, "t")
@@ -102,6 +103,7 @@ def test_a_cut_link_is_routed_around_without_loss_or_repeat() -> None:
 
 
 def test_the_loss_of_a_publishing_brokers_memory_is_reported_as_a_gap() -> None:
+    """D8."""
     net = Net(3, [(0, 1), (1, 2)])
     subscriber, publisher = Client(net, 2), Client(net, 0)
     subscriber.subscribe(1, "t")

@@ -315,7 +315,7 @@ def test_t1_t5_ids_carry_our_numbers_and_the_brokers_clock() -> None:
 
 
 def test_t5_a_correction_ahead_is_taken_and_one_behind_is_measured() -> None:
-    """T5: ids ahead of the broker's clock prove a skew; those behind may have waited here."""
+    """V9, T5: ids ahead of the broker's clock prove a skew; those behind may have waited here."""
     script = Script()
     script.up()
     script.sent()

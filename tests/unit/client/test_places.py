@@ -115,14 +115,38 @@ def test_a_client_goes_at_once_where_a_broker_that_stops_says() -> None:
     script = seeker()
     script.say(wire.Refuse(code="unavailable", reason="the broker is shutting down", go_to=("z:1", "b:1")))
     assert script.take(Dial) == [Dial("z:1")]
-    # One that was given its address stays with it.
-    given = Script("a:1")
-    given.take(Dial)
-    given.open()
-    given.welcome()
-    given.now += 10 * SECOND_US
-    given.say(wire.Refuse(code="unavailable", reason="the broker is shutting down", go_to=("z:1",)))
-    assert given.take(Dial) == [Dial("a:1")]
+
+
+def test_one_that_was_given_addresses_tries_those_and_then_what_it_is_told() -> None:
+    def moved(addresses: tuple[str, ...], *go_to: str) -> list[Dial]:
+        given = Script(*addresses)
+        given.take(Dial)
+        given.open()
+        given.welcome()
+        given.say(wire.Refuse(code="unavailable", reason="the broker is shutting down", go_to=go_to))
+        dials = given.take(Dial)
+        for _ in range(3):
+            given.handle(fx.DialFailed(address=dials[-1].address, reason="nobody"))
+            dials += given.take(Dial)
+        return dials
+
+    assert moved(("a:1",), "z:1") == [Dial("z:1"), Dial("a:1")]
+    assert moved(("a:1",), "z:1", "a:1", "y:1") == [Dial("z:1"), Dial("y:1"), Dial("a:1")]
+    assert moved(("a:1", "b:1"), "z:1") == [Dial("b:1"), Dial("z:1"), Dial("a:1")]
+
+
+def test_a_client_that_comes_while_a_broker_drains_goes_on_and_two_that_drain_do_not_keep_it_busy() -> None:
+    script = Script("a:1")
+    refuse = wire.Refuse(code="unavailable", reason="the broker is shutting down", go_to=("b:1", "a:1"))
+    assert script.take(Dial) == [Dial("a:1")]
+    script.open()
+    script.say(refuse)
+    assert script.take(Dial) == [Dial("b:1")]
+    script.open()
+    script.say(refuse)
+    assert script.take(Dial) == []
+    (failed,) = script.take(fx.Failed)
+    assert "the broker is shutting down" in str(failed.error)
 
 
 def reviewed(script: Script, answer: fx.Found) -> list[Dial]:

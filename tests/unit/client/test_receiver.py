@@ -57,7 +57,7 @@ class Store(Script):
         return found
 
     def settle(self, number: int, verdict: str = "accept", **more: Any) -> int:
-        return self.core.receiver.settle(self.number, b"key%d" % number, verdict, self.now, **more)
+        return self.core.receiver.settle(self.number, message(number), verdict, self.now, **more)
 
     def said(self) -> list[wire.Settle]:
         self.do(self.core.send_queued(self.now))
@@ -134,8 +134,55 @@ def test_after_a_lost_connection_the_consumer_comes_again_and_says_its_verdicts_
     assert [each.ticket for each in store.answer(again, "accepted")] == [ticket]
 
 
+def later(number: int, **more: Any) -> QueueMessage:
+    """The same message as it comes to a consumer that was taken for gone: another attempt, another key."""
+    return message(number, key=b"later%d" % number, attempt=2, **more)
+
+
+def test_a_later_attempt_of_what_is_being_accepted_is_not_handed_out() -> None:
+    """Q7: both attempts would be confirmed to this consumer, and the work would be done twice."""
+    store = Store()
+    store.come(message(1), message(2, form="recoverable"))
+    store.settle(1)
+    store.settle(2)
+    (settle,) = store.said()
+    store.reconnect()
+    store.join()
+    (repeated,) = [each for each in store.sent() if isinstance(each, wire.Settle)]
+    assert repeated.keys == settle.keys
+    assert store.come(later(1), later(2, form="recoverable"), place=b"2") == []
+    assert [each.outcome for each in store.answer(repeated, "accepted", "accepted")] == ["accepted"] * 2
+    assert store.next() == []
+    assert store.come(later(1), later(2, form="recoverable"), place=b"3") == []
+
+
+def test_a_later_attempt_of_what_is_being_rejected_is_handed_out_once_that_is_answered() -> None:
+    """The broker takes it for handed out: nobody else would bring it. What is behind it waits."""
+    store = Store()
+    store.say(wire.Messages(number=store.number, place=b"1", messages=(message(1), message(2))))
+    store.core.receiver.next(store.number)
+    store.settle(1, "again")
+    (settle,) = store.said()
+    assert store.come(later(1), place=b"2") == []
+    store.answer(settle, "again")
+    assert store.next() == [1, 2]
+    store.settle(1)
+    (accept,) = store.said()
+    assert accept.keys == (b"later1",)
+
+
+def test_a_later_attempt_of_what_the_application_has_is_what_it_settles() -> None:
+    """A rejection of the earlier attempt would count as said before, and the message would come to nobody."""
+    store = Store()
+    store.come(message(1))
+    assert store.come(later(1), place=b"2") == []
+    store.settle(1, "again")
+    (settle,) = store.said()
+    assert settle.keys == (b"later1",)
+
+
 def test_what_was_accepted_and_comes_again_is_accepted_again_and_not_handed_out() -> None:
-    """Q7: the last accepted id per source; of messages without order, their keys. Case (f)."""
+    """Q7: the last accepted id per source; of messages without order, the last ones. Case (f)."""
     store = Store()
     store.come(message(1), message(2), message(9, form="recoverable"))
     for number in (1, 2, 9):
@@ -170,7 +217,18 @@ def test_what_came_behind_a_rejected_message_waits_until_that_one_is_here_again(
     (settle,) = store.said()
     store.answer(settle, "again")
     assert store.next() == []
-    assert store.come(message(1, attempt=2)) == [1, 2]
+    assert store.come(message(1, attempt=2), message(2)) == [1, 2]
+
+
+def test_what_came_behind_a_rejected_message_comes_though_that_one_never_comes_again() -> None:
+    """It expired, or went to another consumer: the broker brings what is behind it, and no word of it."""
+    store = Store()
+    store.say(wire.Messages(number=store.number, place=b"1", messages=(message(1), message(2))))
+    store.core.receiver.next(store.number)
+    store.settle(1, "again", delay_us=SECOND_US)
+    (settle,) = store.said()
+    store.answer(settle, "again")
+    assert store.come(message(2), message(3)) == [2, 3]
 
 
 def test_what_came_behind_a_rejected_message_goes_on_when_that_one_is_dead() -> None:
@@ -184,6 +242,17 @@ def test_what_came_behind_a_rejected_message_goes_on_when_that_one_is_dead() -> 
     store.answer(settle, "dead")
     assert store.take(fx.Arrived) == [fx.Arrived(number=store.number)]
     assert store.next() == [2]
+
+
+def test_a_message_that_comes_back_is_handed_out_before_what_is_behind_it() -> None:
+    """The consumer was given up and came back: what it said in between is `taken`, and all comes again."""
+    store = Store()
+    store.say(wire.Messages(number=store.number, place=b"1", messages=(message(1), message(2), message(3))))
+    store.core.receiver.next(store.number)
+    store.settle(1)
+    (settle,) = store.said()
+    store.answer(settle, "taken")
+    assert store.come(later(1), message(2), message(3), place=b"2") == [1, 2, 3]
 
 
 def test_who_accepts_too_early_still_has_the_message() -> None:
@@ -211,6 +280,18 @@ def test_a_verdict_is_said_again_while_brokers_are_unavailable_and_then_its_outc
     store.wait(SECOND_US)
     (verdict,) = store.take(fx.Verdict)
     assert (verdict.ticket, verdict.outcome) == (ticket, "")
+
+
+def test_an_answer_to_a_verdict_that_was_given_up_is_late_and_not_wrong() -> None:
+    store = Store(outage_us=SECOND_US)
+    store.come(message(1))
+    store.settle(1)
+    (settle,) = store.said()
+    store.wait(SECOND_US)
+    (verdict,) = store.take(fx.Verdict)
+    assert isinstance(verdict.error, UnavailableError)
+    assert store.answer(settle, "accepted") == []
+    assert store.take(Close) == []
     assert "outcome unknown" in str(verdict.error)
 
 

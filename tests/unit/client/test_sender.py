@@ -9,7 +9,8 @@ from tests.worlds.client_scripts import Script
 
 from postroad.client import effects as fx
 from postroad.client.sender import MAX_CONFIRMING, MAX_TOGETHER, MAX_UNKEPT, PAUSE_US, Sender
-from postroad.errors import DeniedError, FullError, UnavailableError, UsageError
+from postroad.errors import DeniedError, FullError, UnavailableError, UndeliveredError, UsageError
+from postroad.ids import first_number
 from postroad.seam.effects import Close
 from postroad.units import SECOND_US
 from postroad.wire import frames as wire
@@ -75,7 +76,7 @@ def test_messages_of_one_turn_share_a_frame_and_each_names_the_one_before_it() -
     shop.answer(send, 2)
     assert shop.kept() == [ordinal for ordinal, _ in added]
     shop.add("a")
-    assert shop.sends()[0].messages[0].after == third.id
+    assert shop.sends()[0].messages[0].after == 0, "what is kept cannot be passed"
     assert shop.core.sender.messages == 1
 
 
@@ -118,11 +119,10 @@ def test_what_is_not_kept_now_is_sent_again_after_a_pause_and_nothing_passes_it(
 
 
 def test_who_is_given_up_is_not_what_others_come_after() -> None:
-    """Protocol: who gives a message up names the last one kept in the next `after`."""
+    """Protocol: the next `after` names the last one before it that was not given up and is not kept."""
     shop = Shop()
     shop.add("a")
     (first,) = shop.sends()
-    shop.answer(first)
     shop.add("a", "a")
     (second,) = shop.sends()
     shop.answer(second, 0, state="", code="denied", reason="no")
@@ -308,3 +308,47 @@ def test_an_answer_that_cannot_be_true_breaks_the_protocol(answer: wire.Sent) ->
     shop.sends_as_they_are()
     shop.say(answer)
     assert shop.take(Close)
+
+
+def test_patience_is_measured_by_the_client_s_own_clock_and_ids_by_the_broker_s() -> None:
+    """A client whose clock is ahead of the broker's by more than its patience would give up at once."""
+    shop = Shop(outage_us=SECOND_US)
+    hour_us = 3_600 * SECOND_US
+    shop.now += hour_us
+    (early,) = shop.add("stock")
+    (late,) = shop.core.sender.add(
+        SESSION,
+        "transactional",
+        [posting("stock")],
+        shop.now,
+        skew_us=hour_us,
+        reliable=True,
+        together=False,
+        confirm=False,
+    )
+    assert late[1] - early[1] == first_number(hour_us // 1_000) - first_number(0)
+    shop.core.sender.add(
+        SESSION,
+        "transactional",
+        [posting("stock")],
+        shop.now,
+        skew_us=-hour_us,
+        reliable=True,
+        together=False,
+        confirm=False,
+    )
+    assert shop.core.sender.tick(shop.now) == []
+    shop.wait(SECOND_US)
+    (refused,) = shop.take(fx.Refused)
+    assert len(refused.ordinals) == 3
+
+
+def test_who_waits_for_a_delivery_that_never_comes_is_told_so() -> None:
+    shop = Shop()
+    ((ordinal, _),) = shop.add("stock", form="recoverable", confirm=True)
+    (send,) = shop.sends()
+    shop.answer(send)
+    shop.answer(send, 0, state="dead")
+    (confirmed,) = shop.take(fx.Confirmed)
+    assert confirmed.ordinals == (ordinal,)
+    assert isinstance(confirmed.error, UndeliveredError)

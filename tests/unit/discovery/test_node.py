@@ -110,7 +110,7 @@ class Stage:
 
 
 def test_a_request_enters_at_the_closest_and_the_farthest_of_each_network() -> None:
-    """Paper 4: by measured distance. An unconnected broker is a network of its own."""
+    """V5: Paper 4: by measured distance. An unconnected broker is a network of its own."""
     stage = Stage()
     for number in (3, 1, 5, 2, 4):
         assert stage.advertise(number, network=1, members=9)
@@ -124,6 +124,7 @@ def test_a_request_enters_at_the_closest_and_the_farthest_of_each_network() -> N
 def test_brokers_are_sorted_when_the_networks_change_and_not_for_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """V5."""
     stage = Stage()
     for number in range(1, 101):
         assert stage.advertise(number)
@@ -159,6 +160,7 @@ def test_a_broker_that_shares_a_secret_harms_nobody_else() -> None:
 
 
 def test_an_advertisement_expires_unless_it_is_renewed() -> None:
+    """V2."""
     stage = Stage()
     assert stage.advertise(1)
     assert stage.advertise(2)
@@ -171,6 +173,7 @@ def test_an_advertisement_expires_unless_it_is_renewed() -> None:
 
 
 def test_an_advertisement_is_taken_back_when_the_broker_stops() -> None:
+    """V2."""
     stage = Stage()
     assert stage.advertise(1)
     assert stage.advertise(1, lifetime_s=0)
@@ -178,6 +181,7 @@ def test_an_advertisement_is_taken_back_when_the_broker_stops() -> None:
 
 
 def test_a_node_takes_the_regions_of_its_interest_only() -> None:
+    """V2."""
     stage = Stage(regions=("eu",))
     assert stage.advertise(1, geography="eu/de")
     assert not stage.advertise(2, geography="us")

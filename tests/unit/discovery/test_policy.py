@@ -44,6 +44,7 @@ TOKENS = {hash_token("s3cret"): "shared"}
 
 
 def test_realms_and_credentials_decide_who_is_answered() -> None:
+    """V6."""
     policy = Policy(TOKENS, certificates=False, anonymous=False, realms=("10.0.0.0/8",))
 
     def admits(host: str, token: str, cookie: bytes = b"", made_with: bytes = b"") -> bool:
@@ -113,6 +114,7 @@ def test_a_cookie_serves_one_purpose_at_one_address_for_a_while() -> None:
 
 
 def test_the_last_thousand_requests_are_remembered() -> None:
+    """V5."""
     memory = Memory(1000)
     assert all(memory.attempts(number.to_bytes(16, "big"), 1) == 1 for number in range(1001))
     assert len(memory) == 1000
@@ -155,7 +157,7 @@ def candidate(number: int, round_trips_us: list[int], usage: Usage = Usage(), de
 
 
 def test_the_weight_counts_usage_and_delay_and_the_target_set_has_the_heaviest() -> None:
-    """Paper 9: free memory and much of it are good; links, connections, CPU and delay are not."""
+    """V7: Paper 9: free memory and much of it are good; links, connections, CPU and delay are not."""
     idle = Usage(memory_total_bytes=8 * GIB, memory_free_bytes=8 * GIB)
     busy = Usage(cpu_share=0.9, connections=200, links=3, memory_total_bytes=8 * GIB, memory_free_bytes=GIB)
     assert weigh(idle, 0, Weights()) == pytest.approx(1.04)
@@ -165,6 +167,7 @@ def test_the_weight_counts_usage_and_delay_and_the_target_set_has_the_heaviest()
 
 
 def test_the_nearest_by_ping_is_chosen_and_chance_decides_among_the_equally_near() -> None:
+    """V7."""
     draw = Random(1).randrange
     far = candidate(1, [50_000])
     near = [candidate(2, [10_300, 20_000]), candidate(3, [10_900])]

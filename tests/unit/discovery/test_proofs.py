@@ -1,4 +1,4 @@
-"""A token goes only to brokers that have shown that they know it (docs/security.md)."""
+"""A token goes only to brokers that have shown that they know it (docs/reference/security.md)."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ def test_without_a_token_whoever_answers_is_taken() -> None:
     ],
 )
 def test_who_shows_nothing_or_repeats_it_as_another_is_not_taken(change: Change) -> None:
+    """V6."""
     failed = search(token="s3cret", known={"s3cret": "shared"}, change=change)
     assert "that knows this token" in str(failed.error)
 

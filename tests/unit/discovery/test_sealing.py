@@ -52,6 +52,7 @@ def acknowledge() -> Acknowledge:
 def test_what_is_sealed_for_somebody_is_opened_by_nobody_else(
     sealer: Make,
 ) -> None:
+    """V10."""
     alice, bob, eve = (sealer(name) for name in ("alice", "bob", "eve"))
     data = Envelopes(alice).pack(acknowledge(), bob.public_key)
     opened = Envelopes(bob).unpack(data, NOW_US)
@@ -100,6 +101,7 @@ def test_a_first_request_is_signed_and_everything_fits_into_a_datagram(
 
 
 def test_what_was_changed_or_signed_by_a_stranger_is_refused(sealer: Make, tmp_path: Path) -> None:
+    """V10."""
     alice, bob = sealer("alice"), sealer("bob")
     sealed = decode(Envelopes(alice).pack(acknowledge(), bob.public_key))
     assert isinstance(sealed, Sealed)

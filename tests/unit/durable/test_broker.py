@@ -28,6 +28,7 @@ from postroad.wire.frames import DEFAULT_LIMITS, Ack, Reply, Request, Subscribe,
 
 
 def test_an_event_is_acknowledged_and_told_only_when_it_is_synced() -> None:
+    """D1."""
     net = DurableNet(2, [(0, 1)])
     near, far, publisher = Client(net, 0), Client(net, 1), DurableClient(net, 0)
     near.subscribe(1, "t")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from tests.worlds.durable_subscribers import Consumer, Reader
 from postroad.cli.subs import _line
 from postroad.durable.subscriber import desk as durable_desk
 from postroad.ids import pubend_text
+from postroad.links.access import AuthConfig, hash_token
 from postroad.overlay.interest_entries import Claim
-from postroad.wire.frames import Ack, Reply, Request, Subscribed, encode
+from postroad.seam import switchboard
+from postroad.wire.frames import Ack, Kind, Reply, Request, Subscribe, Subscribed, encode, frame_kind
 
 
 def ask(net: DurableNet, at: int, what: str = "subs", **arguments: str) -> Reply | None:
@@ -69,6 +72,34 @@ def test_the_lag_after_acknowledging_within_a_frame_and_coming_back() -> None:
     assert lag(net, 0) == 4
 
 
+class Full(Reader):
+    """Takes what it is sent, and never has room for more."""
+
+    def take(self, frame: bytes) -> None:
+        if frame_kind(frame) != Kind.DELIVERY:
+            super().take(frame)
+
+
+def test_a_subscription_is_consolidated_or_catches_up_or_is_away() -> None:
+    def mode() -> str:
+        (row,) = answer(net, 0, name="s")["subscriptions"]
+        return str(row["mode"])
+
+    net = DurableNet(1)
+    publisher, reader = DurableClient(net, 0), Reader(net, 0)
+    reader.begin("s", ack="manual")
+    net.wait(1)
+    assert mode() == "consolidated"
+    reader.gone()
+    assert mode() == ""
+    for _ in range(6):
+        publisher.send(publisher.durable("t", *("x" * 50_000 for _ in range(20))))
+    reader = Full(net, 0)
+    reader.begin("s", ack="manual")
+    net.wait(1)
+    assert mode() == "catchup"
+
+
 def test_the_lag_after_a_replay() -> None:
     """What it got before it was known here does not make up for what it has not got since."""
     net = DurableNet(1)
@@ -108,7 +139,7 @@ def test_the_lag_of_a_past_that_was_not_gone_through_is_at_least_what_is_known()
         (row,) = answer(net, 1, name="s")["subscriptions"]
         assert (row["lag_events"], row["lag_at_least"]) == (3, True)
         assert row["lag_s"] > 5
-        assert "at least 3 events" in _line(row)
+        assert "at least 3 events" in _line(row | {"broker": "b0"})
         net.kill(1)
         net.start(1)
         net.link(0, 1)
@@ -219,7 +250,7 @@ def test_all_are_listed_page_by_page(limit: str, monkeypatch: pytest.MonkeyPatch
     if limit == "rows":
         monkeypatch.setattr(durable_desk, "PAGE_ROWS", 4)
     else:
-        monkeypatch.setattr(durable_desk, "MAX_BODY_BYTES", 1_500)
+        monkeypatch.setattr(switchboard, "MAX_BODY_BYTES", 1_500)
     net = DurableNet(1)
     for number in range(11):
         Reader(net, 0).begin(f"n{number:02}", ack="auto")
@@ -256,7 +287,7 @@ def test_what_moved_says_where_and_is_deleted_there() -> None:
         (True, "b1", 0),
         (False, "", 5),
     ]
-    assert _line(rows[0]).endswith("moved to b1  ack auto")
+    assert _line(rows[0] | {"broker": "b0"}).endswith("at b0  moved to b1  ack auto")
     for _ in range(2):
         refused = ask(net, 0, "subs.delete", name="s")
         assert refused is not None
@@ -359,3 +390,24 @@ def test_long_names_are_not_echoed_whole() -> None:
     assert reply is not None
     assert reply.code == "usage"
     assert len(reply.body) < 120
+
+
+def test_the_names_of_one_do_not_hide_those_of_others_in_the_metrics() -> None:
+    """A hundred names that sort first, and another principal's behind them."""
+    net = DurableNet(1)
+    tokens = {hash_token(name): name for name in ("eve", "alice")}
+    net.config = replace(net.config, auth=AuthConfig(tokens=tokens))
+    net.kill(0)
+    net.start(0)
+    eve, alice = Reader(net, 0, "eve"), Reader(net, 0, "alice")
+    for number in range(durable_desk.MAX_LABELS + 5):
+        eve.send(
+            encode(Subscribe(number=number + 1, topic="#", where="", durable=f"!{number:03}", ack="auto"))
+        )
+    alice.begin("billing")
+    net.wait(1)
+    broker = net.brokers[0]
+    assert broker is not None
+    named = [level.labels["subscription"] for level in broker.levels(net.now_us)]
+    assert "billing" in named
+    assert len(set(named)) == durable_desk.MAX_LABELS

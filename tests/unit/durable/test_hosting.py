@@ -257,7 +257,7 @@ def test_lost_upstream_is_a_gap_to_members_and_a_hole_for_the_rest() -> None:
 
 @pytest.mark.parametrize("token", [None, {HISTORY_OF_7: 50, P: 50}])
 def test_only_what_can_have_something_for_it_is_followed(token: dict[int, int] | None) -> None:
-    """What a broker says about itself is on a pubend of its own: others hear of no gap there."""
+    """D8: What a broker says about itself is on a pubend of its own: others hear of no gap there."""
     rig = Rig()
     rig.follow(HISTORY_OF_7)
     plain, about = rig.attach("plain", token=token), rig.attach("about", "$postroad/#", token=token)
@@ -322,6 +322,7 @@ def replayed(rig: Rig, *answers: Segment) -> int:
 
 
 def test_who_leaves_after_a_past_without_anything_for_it_holds_no_storage() -> None:
+    """D7."""
     assert replayed(Rig(), Segment(50, 100, EVERYTHING)) == 200
 
 

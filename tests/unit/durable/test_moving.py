@@ -470,7 +470,9 @@ def test_a_name_that_is_made_again_after_its_deletion_is_another_one(where: int)
 @pytest.mark.parametrize("restarted", [(), (0,), (0, 2)])
 @pytest.mark.parametrize("where", [0, 2, 3])
 def test_a_clock_that_was_ahead_deletes_no_name_that_is_made_later(where: int, restarted: tuple[int]) -> None:
-    """b2, whose clock is ahead, has the name and deletes it while b1 is down. When b1 is back it knows b2's
+    """D10.
+
+    b2, whose clock is ahead, has the name and deletes it while b1 is down. When b1 is back it knows b2's
     old claim only: what was made since, at a broker that remembers it or was never told, is another one."""
     net = DurableNet(4, [(0, 1), (0, 2)])
     net.ahead_us[2] = 60 * SECOND_US
@@ -500,7 +502,10 @@ def test_a_clock_that_was_ahead_deletes_no_name_that_is_made_later(where: int, r
 
 
 def test_a_broker_that_crashes_before_it_has_written_that_it_took_a_name_back_has_not_taken_it() -> None:
-    """Else the one that had it lets go, and so does the other, which remembers only that it had let go."""
+    """D10.
+
+    Else the one that had it lets go, and so does the other, which remembers only that it had let go.
+    """
     net = DurableNet(3, [(0, 1), (0, 2)])
     publisher, first = DurableClient(net, 0), Reader(net, 1)
     first.begin("s")

@@ -228,6 +228,7 @@ def test_a_repetition_waits_for_the_record_of_its_original_and_for_no_other() ->
 
 
 def test_a_pubend_that_owes_events_is_silent_by_one_tick() -> None:
+    """P5."""
     rig = Rig()
     rig.write(rig.effects(rig.pubend.reserve))
     late = NOW + 100 * RESERVE_US
@@ -329,6 +330,7 @@ def test_what_a_damaged_log_may_have_held_is_lost_not_silent() -> None:
 
 
 def test_a_refused_append_does_not_cover_a_hole() -> None:
+    """D12."""
     rig = Rig()
     rig.publish(rig.batch(), now_us=NOW + 10)
     rig.restart(NOW + 50_000_000, suspect=True)

@@ -72,7 +72,7 @@ def logged(net: DurableNet, pubend: int = 1 << 32) -> list[str]:
 
 
 def test_what_was_refused_unheard_is_taken_when_it_comes_again() -> None:
-    """Not for a repetition of what was logged after it: that would be a receipt for what is in no log."""
+    """D1: Not for a repetition of what was logged after it: that would be a receipt for what is in no log."""
     net = DurableNet(1)
     publisher = Publisher(net, 0)
     publisher.send(publisher.durable("t", "zero"))

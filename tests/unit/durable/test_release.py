@@ -362,6 +362,7 @@ def check_is_held_for(net: DurableNet, at: int) -> None:
 
 
 def test_reports_that_a_peer_makes_up_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D7."""
     monkeypatch.setattr(release, "MAX_REPORTS", 4)
     net = DurableNet(3, LINE)
     peer = Fake(net, 1, 9)
@@ -372,6 +373,7 @@ def test_reports_that_a_peer_makes_up_leave_room_for_others(monkeypatch: pytest.
 
 
 def test_the_own_report_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D7."""
     monkeypatch.setattr(release, "MAX_REPORTS", 2)
     net = DurableNet(1)
     peer = Fake(net, 0, 9)
@@ -385,7 +387,7 @@ def test_the_own_report_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reports_go_with_the_broker_that_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is forgotten, after an hour out of reach."""
+    """D7: Once it is forgotten, after an hour out of reach."""
     monkeypatch.setattr(release, "MAX_REPORTS", 4)
     net = DurableNet(3, LINE)
     peer = Fake(net, 1, 9)
@@ -479,7 +481,10 @@ def delete(reader: Reader, name: str) -> None:
 
 
 def test_a_broker_that_forgot_another_says_again_that_nothing_is_held() -> None:
-    """Its last subscription was deleted while the publishing broker was away, which was for over an hour."""
+    """D7.
+
+    Its last subscription was deleted while the publishing broker was away, which was for over an hour.
+    """
     net = DurableNet(2, [(0, 1)])
     publisher, reader = DurableClient(net, 0), Reader(net, 1)
     reader.begin("s", ack="auto")
@@ -498,7 +503,9 @@ def test_a_broker_that_forgot_another_says_again_that_nothing_is_held() -> None:
 
 
 def test_a_pubend_that_took_over_an_owner_hears_that_it_has_ended() -> None:
-    """A new pubend believes in an owner that was away, deleted its last subscription and restarted. It opens
+    """D7.
+
+    A new pubend believes in an owner that was away, deleted its last subscription and restarted. It opens
     before its sibling, which has a log to read."""
     net = DurableNet(2, [(0, 1)])
     publisher, reader = DurableClient(net, 0), Reader(net, 1)
@@ -524,7 +531,7 @@ def test_a_pubend_that_took_over_an_owner_hears_that_it_has_ended() -> None:
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("phase", [0, 0.3, 0.6, 0.9])
 def test_a_subscription_that_is_confirmed_is_held_for(before: bool, phase: float) -> None:
-    """Its broker is cut off at once, for longer than `keep`; it had a subscription before, or never."""
+    """D7: Its broker is cut off at once, for longer than `keep`; it had a subscription before, or never."""
     net = DurableNet(2, [(0, 1)])
     publisher = DurableClient(net, 0)
     publisher.send(publisher.durable("t", "x"))
@@ -551,7 +558,7 @@ def test_a_subscription_that_is_confirmed_is_held_for(before: bool, phase: float
 
 
 def test_a_past_that_is_confirmed_is_held_for() -> None:
-    """Another subscription there has released it already."""
+    """D7: Another subscription there has released it already."""
     net = DurableNet(2, [(0, 1)], keep_us=60 * SECOND_US)
     publisher, other = DurableClient(net, 0), Reader(net, 1)
     other.begin("other", ack="auto")
@@ -588,6 +595,7 @@ def test_who_never_had_a_durable_subscription_reports_nothing() -> None:
 
 
 def test_a_clock_that_was_ahead_does_not_hold_storage() -> None:
+    """D7."""
     net = DurableNet(2, [(0, 1)])
     publisher, reader = DurableClient(net, 0), Reader(net, 1)
     reader.begin("s", ack="auto")
@@ -633,7 +641,10 @@ def test_a_pubend_that_opens_later_is_held_by_those_who_hold_its_siblings() -> N
 
 
 def test_more_pubends_than_can_be_followed_end_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers come and go, or a neighbour makes them up: who reads here goes on with those that it has."""
+    """D7.
+
+    Brokers come and go, or a neighbour makes them up: who reads here goes on with those that it has.
+    """
     monkeypatch.setattr(hosting, "MAX_FOLLOWED", 4)
     net = DurableNet(1)
     publisher, reader = DurableClient(net, 0), Reader(net, 0)

@@ -225,6 +225,7 @@ def test_a_consumer_has_a_window_and_others_take_the_rest() -> None:
 
 
 def test_acknowledgements_are_confirmed_when_they_are_on_disk() -> None:
+    """D11."""
     net = DurableNet(1)
     publisher = DurableClient(net, 0)
     one, alone = Consumer(net, 0).begin(), Consumer(net, 0).begin("alone", shared=False)
@@ -494,7 +495,7 @@ class Logging(DurableNet):
 
 
 def test_who_holds_up_the_others_of_its_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for the keys of one that never acknowledges is bounded: then the group waits."""
+    """D9: What waits for the keys of one that never acknowledges is bounded: then the group waits."""
     monkeypatch.setattr(groups, "MAX_HELD", 20)
     net = Logging(1)
     publisher = DurableClient(net, 0)

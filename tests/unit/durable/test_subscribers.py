@@ -61,6 +61,7 @@ def test_who_asks_again_while_it_is_created_is_told_as_late_as_the_first() -> No
 
 @pytest.mark.parametrize("since_us", [0, 1])
 def test_who_asks_again_before_it_is_on_disk_is_told_when_it_is(since_us: int) -> None:
+    """D3."""
     net = DurableNet(1)
     publisher = DurableClient(net, 0)
     publisher.send(publisher.durable("t", "before"))
@@ -106,6 +107,7 @@ def test_a_number_that_no_frame_has_room_for_is_refused(number: int, kind: dict[
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("ack", ["", "auto"])
 def test_a_subscriber_that_was_away_goes_on_where_it_was(at: int, ack: str) -> None:
+    """D4."""
     net = DurableNet(3, [(0, 1), (1, 2)])
     publisher, reader = DurableClient(net, 0), Reader(net, at)
     reader.begin("s", ack=ack)
@@ -143,6 +145,7 @@ def test_who_comes_back_is_served_at_once(at: int) -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_the_crash_of_its_broker_loses_and_repeats_nothing(at: int) -> None:
+    """D4."""
     net = DurableNet(3, [(0, 1), (1, 2)])
     publisher, reader = DurableClient(net, 0), Reader(net, at)
     reader.begin("s")
@@ -491,6 +494,7 @@ def test_a_subscriber_without_credit_catches_up_when_it_has_some() -> None:
 
 
 def test_hostile_tokens_cost_only_their_sender() -> None:
+    """D3."""
     net = DurableNet(1)
     for number, token in enumerate(["[]", "{", '{"x": 1}', '{"00000001-00000000": -1}']):
         reader = Reader(net, 0)
@@ -752,7 +756,10 @@ def tokens(first: int, last: int) -> str:
 
 @pytest.mark.parametrize("ack", ["", "manual"])
 def test_tokens_of_more_streams_than_can_be_said_back_are_refused(ack: str) -> None:
-    """Also those that add up: else the answer does not fit a frame, or the subscription's token is none."""
+    """D3.
+
+    Also those that add up: else the answer does not fit a frame, or the subscription's token is none.
+    """
     net = DurableNet(1)
     net.wait(1)
     for first, last in (0, 4000), (4000, 4090), (0, 4090):
@@ -837,7 +844,7 @@ def test_the_first_durable_subscription_of_a_broker_may_name_all_that_is_known_t
 def test_a_token_of_much_that_is_not_heard_of_yet_is_not_refused_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D10: a subscriber comes to a broker that has just started, and knows only its own pubends."""
+    """D3, D10: a subscriber comes to a broker that has just started, and knows only its own pubends."""
     net = DurableNet(2, [(0, 1)], pubends=3)
     before = Reader(net, 0)
     before.begin("s")
@@ -864,7 +871,7 @@ def test_a_token_of_much_that_is_not_heard_of_yet_is_not_refused_for_good(
 
 @pytest.mark.parametrize("first", [True, False])
 def test_since_where_more_is_known_than_can_be_followed(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins on what is followed, and the others are none of a token that anybody sent."""
+    """D3: It begins on what is followed, and the others are none of a token that anybody sent."""
     for module in hosting, durable_following:
         monkeypatch.setattr(module, "MAX_FOLLOWED", 4)
     monkeypatch.setattr(durable_hosting, "MAX_UNFOLLOWED", 1)
@@ -883,7 +890,7 @@ def test_since_where_more_is_known_than_can_be_followed(first: bool, monkeypatch
 
 
 def test_a_pubend_that_is_met_again_before_its_records_are_read_is_followed_once() -> None:
-    """Its broker was out of reach for so long that it was forgotten, while the disk hung."""
+    """D3: Its broker was out of reach for so long that it was forgotten, while the disk hung."""
     net = DurableNet(2, [(0, 1)])
     reader, publisher = Reader(net, 1), DurableClient(net, 0)
     reader.begin("s", ack="auto")

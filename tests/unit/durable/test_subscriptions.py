@@ -1,4 +1,4 @@
-"""Tokens, names, epochs, release: the decisions of docs/durable.md (spec D3, D7, D8, D10, D11)."""
+"""Tokens, names, epochs, release: decisions of docs/explanation/durable.md (spec D3, D7, D8, D10, D11)."""
 
 from __future__ import annotations
 

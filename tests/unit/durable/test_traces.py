@@ -70,6 +70,7 @@ def receivers(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_a_trace_names_durable_subscribers_also_minutes_later(strategy: str) -> None:
+    """T4."""
     net = TracedNet(3, [(0, 1), (1, 2)], strategy)
     publisher, reader, late = DurableClient(net, 0), Reader(net, 2), Reader(net, 2)
     reader.begin("prompt", ack="auto")
@@ -225,6 +226,7 @@ def test_a_process_that_dies_over_its_log_leaves_it_to_the_next(strategy: str, d
 
 
 def test_what_was_recorded_again_and_stored_is_not_read_once_more() -> None:
+    """T4."""
     net = KeptNet(1, [], "exact")
     net.tracking_config = replace(net.tracking_config, persist_us=10 * SECOND_US)
     net.kill(0)

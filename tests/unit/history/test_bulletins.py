@@ -145,7 +145,7 @@ def test_a_report_of_deliveries_has_this_layout() -> None:
     report.events([("a", 1), ("b", 2)], 0x2A << 32, ids_of([5, 6]), np.array([5, 6]), 100)
     report.gap([("b", 2)], 0x2A << 32, 7, 9, 101)
     (payload,) = report.take()
-    # docs/tracking.md, byte by byte.
+    # docs/explanation/tracking.md, byte by byte.
     assert payload[:24] == b"PRdr\x01\0\0\0" + b"".join(n.to_bytes(4, "little") for n in (5, 2, 3, 2))
     assert payload[24:29] == b"\x92\xa1a\xa1b"
     first = [0x2A << 32, 100, 4, 6]
@@ -175,6 +175,7 @@ sendings = st.lists(
 @given(sendings)
 @settings(max_examples=100)
 def test_a_report_says_what_was_sent(steps: list[tuple[list[tuple[str, int]], int, int, int, str]]) -> None:
+    """P4."""
     report = DeliveryReport(MIN_PART_BYTES)
     told: list[tuple[str, int, int, int, int, bytes]] = []
     gaps: list[tuple[str, int, int, int, int, int]] = []

@@ -170,6 +170,7 @@ def test_what_is_stored_from_the_beginning_on_is_published_in_order() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_who_wants_them_again_gets_those_of_the_time_between(restarts: bool) -> None:
+    """P4."""
     net = Shipped()
     net.fill(1)
     net.shipping.begin()
@@ -185,7 +186,7 @@ def test_who_wants_them_again_gets_those_of_the_time_between(restarts: bool) -> 
 
 
 def test_however_many_are_owed_they_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found: all were gone through twice for each group, and at every question whether any is owed."""
+    """P4: Found: all were gone through twice for each group, and at every question whether any is owed."""
     net = Shipped()
     net.fill(40)
     monkeypatch.setattr(filter_shipping, "READ_BYTES", 2 * len(net.folder[1]))
@@ -221,7 +222,7 @@ def test_one_group_at_a_time_and_of_bounded_size(monkeypatch: pytest.MonkeyPatch
 def test_of_a_record_that_is_too_large_it_is_told_what_it_was(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a lake would take its times for whole."""
+    """P5: Else a lake would take its times for whole."""
     net = Shipped(strategy)
     net.fill(2)
     monkeypatch.setattr(filter_shipping, "MAX_FILTER_BYTES", 10)
@@ -293,6 +294,7 @@ def test_after_a_failure_it_is_tried_again_but_not_at_once(fails: str) -> None:
 
 
 def test_of_what_cannot_be_read_it_is_told_what_it_was_and_of_what_was_dropped_nothing() -> None:
+    """P5."""
     net = Shipped()
     net.fill(3)
     damaged = {1: net.folder[1], 2: b"x" + net.folder[2][1:], 3: net.folder[3]}
@@ -312,7 +314,7 @@ def test_of_what_cannot_be_read_it_is_told_what_it_was_and_of_what_was_dropped_n
 
 @pytest.mark.parametrize("readable_first", [True, False])
 def test_what_can_be_read_only_once_has_its_parts_all_the_same(readable_first: bool) -> None:
-    """Some of them may be published, and are not once more."""
+    """P5: Some of them may be published, and are not once more."""
     net = Shipped()
     net.fill(1)
     folders = [net.folder, {1: b""}]

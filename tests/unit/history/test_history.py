@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from postroad.history.bulletins import (
     join_parts,
 )
 from postroad.ids import HISTORY, MessageId, is_history, pubend_text
+from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import EXPIRE_US
 from postroad.seam.effects import Effect
 from postroad.seam.inputs import Closed
@@ -165,6 +167,7 @@ def test_nobody_pays_for_history_that_nobody_reads(strategy: str) -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_subscriber_gets_the_history_of_every_broker(at: int) -> None:
+    """P4."""
     net = HistoryNet(3, [(0, 1), (1, 2)])
     pipeline, reader, publisher = Reader(net, at), Reader(net, 2), DurableClient(net, 0)
     pipeline.begin("pipeline", topic=ALL)
@@ -211,7 +214,7 @@ def test_history_has_no_history() -> None:
 
 
 def test_who_comes_later_asks_for_the_state() -> None:
-    """A second lake of the same network: what is to be known first was told when the first one came."""
+    """P4: A second lake of the same network: what is to be known first was told when the first one came."""
     net = HistoryNet(2, [(0, 1)])
     Reader(net, 0).begin("one", topic=ALL)
     net.wait(3)
@@ -229,6 +232,25 @@ def test_who_comes_later_asks_for_the_state() -> None:
     for broker in (0, 1):
         whole = [event for event in events(other, ATTACHMENTS, broker) if event.attributes["whole"]]
         assert (len(whole), len(events(other, TOPOLOGY, broker))) == (1, 1), "not with every question"
+
+
+def test_others_are_not_asked_more_often_than_they_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request of a client is a question to every broker."""
+    asked: list[int] = []
+    ask = Inquiries.ask
+
+    def counted(inquiries: Inquiries, turn: Turn, broker: int, what: str, *rest: Any) -> bool:
+        asked.extend([broker] if what == history.RESTATE else [])
+        return ask(inquiries, turn, broker, what, *rest)
+
+    monkeypatch.setattr(Inquiries, "ask", counted)
+    net = HistoryNet(2, [(0, 1)])
+    client = DurableClient(net, 0)
+    for _ in range(100):
+        client.send(encode(Request(number=1, what="history.restate", arguments={})))
+    replies = [json.loads(one.body) for one in client.messages if isinstance(one, Reply)]
+    assert replies == [{"asked": ["00000001", "00000002"]}] * 100
+    assert asked == [2]
 
 
 def test_a_large_map_is_published_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +296,9 @@ def test_a_large_map_is_published_in_portions(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("event_bytes", [DEFAULT_LIMITS.event_bytes, 8 * KIB])
 def test_sets_of_receivers_are_told_however_many_they_are(event_bytes: int) -> None:
-    """Found: the change that names a set was too large for an event, and dropped whenever the map was told; a
+    """P4.
+
+    Found: the change that names a set was too large for an event, and dropped whenever the map was told; a
     bulk trace of what the set got was complete, with no receivers."""
     net = HistoryNet(1)
     net.limits = replace(DEFAULT_LIMITS, event_bytes=event_bytes)
@@ -337,6 +361,7 @@ def test_a_set_of_before_that_does_not_fit_a_bulletin_is_told_as_lost() -> None:
 
 
 def test_a_set_that_does_not_fit_a_bulletin_is_told_as_lost_from_when_it_is_used() -> None:
+    """P5."""
     net = small_events()
     net.start(0)
     reader = Reader(net, 0)
@@ -444,7 +469,9 @@ def lapse(net: HistoryNet) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_who_is_cut_off_for_more_than_a_day_gets_what_is_still_stored(kept: bool) -> None:
-    """Found: it was skipped, and a lake had all of that time but for the filters. Of what is not stored any
+    """P4.
+
+    Found: it was skipped, and a lake had all of that time but for the filters. Of what is not stored any
     more the map says that it is forgotten."""
     net = HistoryNet(2, [(0, 1)])
     pipeline = Reader(net, 1)
@@ -483,6 +510,7 @@ def owing() -> tuple[HistoryNet, Reader, bytes]:
 
 
 def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
+    """P4."""
     net, pipeline, identity = owing()
     net.kill(0)
     lapse(net)
@@ -496,7 +524,7 @@ def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
 
 
 def test_a_process_that_does_not_track_leaves_what_is_owed_to_the_next() -> None:
-    """It owes nothing itself, and skips nothing."""
+    """P4: It owes nothing itself, and skips nothing."""
     net, pipeline, identity = owing()
     for strategy in ("none", "bloom"):
         net.kill(0)
@@ -629,7 +657,7 @@ def test_a_failing_disk_drops_counts_says_and_makes_good() -> None:
 
 
 def test_who_owes_history_does_not_say_that_there_is_none() -> None:
-    """A full disk takes rows, so silence could be reserved, and a lake would have all of that time."""
+    """P5: A full disk takes rows, so silence could be reserved, and a lake would have all of that time."""
     net = HistoryNet(2, [(0, 1)])
     pipeline, publisher = Reader(net, 1), Client(net, 0)
     pipeline.begin("pipeline", topic=ALL)
@@ -696,7 +724,7 @@ def slow_reads() -> tuple[SlowReads, Reader]:
 
 
 def test_nor_after_a_restart() -> None:
-    """The state that is owed then is a few seconds old, and replaced others."""
+    """P5: The state that is owed then is a few seconds old, and replaced others."""
     net, _ = slow_reads()
     net.read_s = 1000
     at_us = net.now_us
@@ -736,6 +764,7 @@ def test_bulletins_do_not_go_past_filters_that_are_late(busy: bool) -> None:
 
 
 def test_bulletins_go_between_filters_that_are_always_late() -> None:
+    """P5."""
     net, pipeline = slow_reads()
     net.read_s = 2.5 * PERSIST_S
     net.live(30)
@@ -744,6 +773,7 @@ def test_bulletins_go_between_filters_that_are_always_late() -> None:
 
 
 def test_not_more_than_so_many_bulletins_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5."""
     net, pipeline = slow_reads()
     monkeypatch.setattr(history, "MAX_GATHERED_BYTES", 1000)
     net.read_s = 1000

@@ -48,7 +48,7 @@ VECTORS = [
 
 @pytest.mark.parametrize(("identity", "m", "k", "positions"), VECTORS)
 def test_vectors(identity: bytes, m: int, k: int, positions: list[int]) -> None:
-    """Filters are stored: these positions are part of the format for ever."""
+    """T2: Filters are stored: these positions are part of the format for ever."""
     assert reference.bloom_positions(identity, m, k).tolist() == [positions]
     assert naive_positions(identity, m, k) == positions
 
@@ -75,6 +75,7 @@ def test_nothing_that_was_added_is_missing(kernel: ModuleType) -> None:
 
 
 def test_both_kernels_agree() -> None:
+    """T2."""
     ids, probes = some_ids(300), some_ids(3000, publisher=43)
     for m, k in ((8, 2), (63, 1), (777, 4), (3001, 5)):
         one, two = bytearray((m + 7) // 8), bytearray((m + 7) // 8)

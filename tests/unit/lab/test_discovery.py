@@ -10,7 +10,9 @@ from postroad.lab.discovery_topologies import PAPER, TOPOLOGIES, measure
 
 @pytest.mark.parametrize("shape", TOPOLOGIES)
 def test_a_search_takes_the_physical_limit_a_cookie_and_a_ping(shape: str) -> None:
-    """The aim is set for the star; in virtual time, so that no machine can miss it. Jitter of few searches
+    """V12.
+
+    The aim is set for the star; in virtual time, so that no machine can miss it. Jitter of few searches
     may be half a millisecond more than its mean on each of the five ways."""
     figures = measure(shape, 1.0, searches=3)
     for client in ("bloomington", "cardiff", "ncsa"):

@@ -63,7 +63,7 @@ def test_the_ring_routes_every_pair_within_the_hops_of_the_paper() -> None:
 
 
 def test_msmq_takes_least_cost_paths_over_the_five_nearest() -> None:
-    """Against Floyd and Warshall on the same links."""
+    """Q12: Against Floyd and Warshall on the same links."""
     count, longest_ms = 30, 15
     distances = Distances(count)
     paths = LeastCostPaths(distances, longest_ms)
@@ -86,7 +86,7 @@ def test_msmq_takes_least_cost_paths_over_the_five_nearest() -> None:
 
 
 def test_the_formulas_are_those_of_section_3() -> None:
-    """Worked by hand for 3 hops, 10 ms a link and K = 3."""
+    """Q12: Worked by hand for 3 hops, 10 ms a link and K = 3."""
     message, ack = transmission_ms(8 * 1024) + 10, transmission_ms(8 * 64) + 10
     ring = formulas_of_ring(3, 10)
     assert ring["online_ms"] == pytest.approx(5 * message)
@@ -107,7 +107,7 @@ def test_curves_cross_between_two_places_or_nowhere() -> None:
 
 
 def test_messages_on_the_wire_are_as_the_formulas_say(tmp_path: Path) -> None:
-    """Figure 7. An application may by chance live where a broker is: a message less."""
+    """Q12: Figure 7. An application may by chance live where a broker is: a message less."""
     measured, paper = run_traffic(1.0, tmp_path, silent)
     for name, value in measured.items():
         if name.endswith("_messages"):

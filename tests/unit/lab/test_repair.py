@@ -24,6 +24,7 @@ def run(
 
 
 def test_the_networks_are_those_of_section_4() -> None:
+    """B12."""
     for shape, subscribers in ((SMALL, 54), (LARGE, 220)):
         network = Network(shape, None, seed=3)
         assert (len(network.receivers), len(network.publishers)) == (subscribers, shape.publishers)
@@ -34,6 +35,7 @@ def test_the_networks_are_those_of_section_4() -> None:
 
 
 def test_our_default_recovers_everything_for_few_bytes() -> None:
+    """B12."""
     figures = figures_of(run(SMALL, RepairSettings(), 10))
     assert figures["lost"] > 100
     assert figures["recovered_share"] >= 0.999
@@ -74,7 +76,7 @@ def test_the_experiments_and_the_planner_are_commands(capsys: pytest.CaptureFixt
 
 
 def test_the_figures_are_drawn(tmp_path: Path) -> None:
-    """2 and 5 to 11, from runs that counted what they show, by the second."""
+    """B12: 2 and 5 to 11, from runs that counted what they show, by the second."""
     runs = {
         label: run(SMALL, settings, 3)
         for label, settings in (("r0", None), ("r10", PAPER), ("ours", RepairSettings()))
@@ -97,7 +99,7 @@ def test_the_figures_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", AIMS)
 def test_the_aims_are_met(name: str) -> None:
-    """Spec, "What reaches 99.9%"."""
+    """B12: Spec, "What reaches 99.9%"."""
     measure = run_small if name == "repair-12" else run_large
     measured, paper = measure(60, None, lambda _: None)
     size, slowest_s = AIMS[name]

@@ -7,7 +7,16 @@ import itertools
 import pytest
 
 from postroad.errors import DeniedError, UsageError
-from postroad.links.access import Access, Action, AuthConfig, Rule, covers, hash_token, overlap
+from postroad.links.access import (
+    Access,
+    Action,
+    AuthConfig,
+    Rule,
+    covers,
+    hash_token,
+    overlap,
+    replies_to,
+)
 
 
 def rule(text: str) -> Rule:
@@ -77,7 +86,6 @@ def test_defaults() -> None:
         assert not who.may_publish("alice", "$postroad/filters")
         assert not who.may_publish("alice", "$postroad")
         assert who.may_subscribe("alice", "#")
-        assert who.may_subscribe("alice", "")
         assert who.may_subscribe("alice", "$postroad/#")
     assert not guarded.may_link("alice")
     assert guarded.may_link("b2")
@@ -85,6 +93,9 @@ def test_defaults() -> None:
     assert guarded.may_admin("b2")
     assert open_house.may_link("anonymous")
     assert open_house.may_admin("anonymous")
+    assert open_house.may_subscribe("anonymous", "")
+    assert guarded.may_subscribe("b2", "")
+    assert not guarded.may_subscribe("alice", ""), "answers to others are among them"
 
 
 def test_the_first_rule_that_fits_decides_and_a_named_action_is_closed() -> None:
@@ -122,8 +133,20 @@ def test_a_subscription_is_allowed_only_as_a_whole() -> None:
     assert guarded.may_subscribe("alice", "b/+")
     assert not guarded.may_subscribe("alice", "")
     assert not guarded.may_subscribe("alice", "#")
-    assert access("* allow subscribe").may_subscribe("alice", "")
+    assert access("* allow subscribe").may_subscribe("alice", "$postroad/#")
+    assert access("* allow subscribe", "alice allow admin").may_subscribe("alice", "")
     assert not access("* allow subscribe #").may_subscribe("alice", ""), "any topic includes '$...'"
+
+
+def test_no_rule_opens_the_answers_to_others() -> None:
+    guarded = access("* allow subscribe $reply/#", "* allow subscribe", "ops allow admin")
+    own, other = replies_to("alice"), replies_to("bob")
+    assert guarded.may_subscribe("alice", f"{own}/x")
+    assert guarded.may_subscribe("alice", f"{own}/#")
+    for pattern in ("", "$reply/#", "$reply/+/x", "$reply", f"{other}/x", f"{other}/#"):
+        assert not guarded.may_subscribe("alice", pattern), pattern
+        assert guarded.may_subscribe("ops", pattern), pattern
+    assert not access("* allow subscribe orders/#").may_subscribe("alice", f"{own}/x"), "closed, as any topic"
 
 
 def test_a_denial_after_the_allowance_does_not_matter() -> None:

@@ -93,6 +93,7 @@ def test_a_broker_speaks_over_the_newest_connection_and_closes_those_of_an_earli
     assert world.links.refused == []
     world.up(replace(peer(7, "direct", broker=2), boot=2))
     assert world.links.refused == [5, 6]
+    assert world.unreached == [2], "what was said to the process before is lost, and what it had is gone"
     assert world.say(2, b"b") == [(7, b"b")]
 
 

@@ -225,7 +225,7 @@ def test_a_link_to_oneself_is_refused_and_left_to_rest() -> None:
     assert links.tick(NOW) == [Dial("me:1")]
     effects, peer = accept(links, 6, dial(links, 5, "me:1"))
     assert peer is None
-    assert refusal(effects)[0] == "redundant"
+    assert refusal(effects)[0] == "same_broker"
     (message,) = sent(effects)
     effects, _, _ = links.received(5, message, NOW)
     assert close_of(effects) is not None

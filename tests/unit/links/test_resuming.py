@@ -26,7 +26,7 @@ def hello(publisher: int = 0, key: bytes = b"") -> Hello:
 
 @pytest.mark.parametrize("pubends", [1, 4, 7])
 def test_a_new_number_leads_to_the_pubend_of_the_earlier_one(pubends: int) -> None:
-    """docs/client.md: events of one publisher at one broker come in order, with `pubends = 4` as well."""
+    """docs/reference/client.md: a publisher's events at one broker come in order, with `pubends = 4` too."""
     numbers, later = count(1), count(1 << 22)
     before = Resuming(new_number=lambda: next(numbers), new_key=lambda: b"k", pubends=pubends)
     after = Resuming(new_number=lambda: next(later), new_key=lambda: b"l", pubends=pubends)

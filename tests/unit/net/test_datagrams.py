@@ -66,7 +66,7 @@ def test_an_interface_that_is_not_there_is_named() -> None:
 
 
 def test_the_document_says_how_datagrams_begin_and_how_long_they_are() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "protocol.md").read_text()
     assert f"It has at most {MAX_DATAGRAM_BYTES:,} bytes" in text
     assert "| 0 | 2 | mark | bytes | `pr` |\n| 2 | 1 | version | u8 | 1 |\n| 3 | 1 | kind |" in text
     assert pack(7, b"") == b"pr" + bytes((1, 7))

@@ -189,7 +189,7 @@ def test_a_disk_that_stalls_is_not_waited_for(
 
 
 def test_one_failure_costs_what_was_handed_over_behind_it_and_no_more(tmp_path: Path) -> None:
-    """However many come: each that is refused would make the next one come too late to know of it."""
+    """T3: However many come: each that is refused would make the next one come too late to know of it."""
 
     class Once(TrackingStore):
         failed = False
@@ -281,7 +281,7 @@ def test_what_comes_behind_a_failure_does_not_vouch_for_it(tmp_path: Path, told:
 
 
 def test_a_map_that_is_written_anew_is_that_of_its_moment(tmp_path: Path) -> None:
-    """The thread makes it into bytes, later, while the map changes; what changes follows it."""
+    """T4: The thread makes it into bytes, later, while the map changes; what changes follows it."""
     now_us = 1_700_000_000 * SECOND_US
     held, news = AttachmentMap.restored((), last_stored_us=0, now_us=now_us)
     held.attached("subscriber", "bob", now_us)

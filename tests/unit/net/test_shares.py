@@ -66,7 +66,7 @@ def served(shares: Shares) -> dict[int, int]:
 
 
 def test_only_those_that_ask_wait_and_what_they_send_after_it_stays_behind_it() -> None:
-    shares, one, other = Shares(), Line(1), Line(2)
+    shares, one, other = Shares(lambda: 0), Line(1), Line(2)
     assert not one.add(shares, SAY)
     assert other.add(shares, SAY, ASK)
     assert other.add(shares, SAY)
@@ -109,7 +109,7 @@ def test_a_turn_ends_with_the_frame_that_took_its_time() -> None:
 
 
 def test_a_long_line_is_not_read_from_until_it_is_short() -> None:
-    shares, line = Shares(), Line(1)
+    shares, line = Shares(lambda: 0), Line(1)
     line.add(shares, *[ASK] * (LONG_LINE + 1))
     assert not line.transport.reading
     while shares.frames > SHORT_LINE:
@@ -119,7 +119,7 @@ def test_a_long_line_is_not_read_from_until_it_is_short() -> None:
 
 
 def test_who_does_not_read_its_replies_is_asked_nothing() -> None:
-    shares, deaf, other = Shares(), Line(1), Line(2)
+    shares, deaf, other = Shares(lambda: 0), Line(1), Line(2)
     deaf.add(shares, *[ASK] * 10)
     deaf.transport.unread = UNREAD_BYTES + 1
     assert served(shares) == {}
@@ -132,7 +132,7 @@ def test_who_does_not_read_its_replies_is_asked_nothing() -> None:
 
 
 def test_who_does_not_read_its_replies_may_say_what_asks_for_none_and_no_more() -> None:
-    shares, deaf = Shares(), Line(1)
+    shares, deaf = Shares(lambda: 0), Line(1)
     deaf.add(shares, ASK)
     assert served(shares) == {1: 1}
     deaf.add(shares, SAY, ASK, SAY)  # the first one of them waits since the second does
@@ -144,7 +144,7 @@ def test_who_does_not_read_its_replies_may_say_what_asks_for_none_and_no_more() 
 
 def test_a_turn_takes_so_many_bytes_and_of_everybody() -> None:
     """One client that sends a lot at once does not keep a turn from others: theirs is in it, too."""
-    shares, greedy, modest = Shares(), Line(1), Line(2)
+    shares, greedy, modest = Shares(lambda: 0), Line(1), Line(2)
     large, small = SAY + bytes(90_000), SAY
     assert not greedy.add(shares, *[large] * 10)
     assert greedy.add(shares, *[large] * 10), "a mebibyte came before it in this turn"
@@ -172,7 +172,7 @@ def test_small_frames_count_for_more_than_their_bytes() -> None:
 
 
 def test_of_one_that_is_gone_what_it_said_counts_and_what_it_asked_does_not() -> None:
-    shares, line = Shares(), Line(1)
+    shares, line = Shares(lambda: 0), Line(1)
     line.add(shares, SAY, ASK, SAY)
     assert line.forget(shares)
     assert list(shares.take()) == [*[Received(connection=1, frame=SAY)] * 2, Closed(connection=1)]

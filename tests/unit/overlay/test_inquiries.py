@@ -93,6 +93,7 @@ class Line:
 
 
 def test_a_question_goes_hop_by_hop_and_so_does_its_answer() -> None:
+    """T6."""
     line = Line(4)
     asked: list[tuple[int, int, bytes]] = []
     answers: list[bytes] = []

@@ -61,7 +61,7 @@ def test_newest_boot_then_sequence_wins() -> None:
     [(3, 1, False), (4, 99, False), (5, 1, True), (8, 99, True), (9, 1, False), (9, 5, True), (12, 1, True)],
 )
 def test_own_words_of_a_start_that_is_not_known_here(boot: int, sequence: int, found: bool) -> None:
-    """The data folder was put back from a backup: it knows of boot 4, and this start is boot 9."""
+    """T4: The data folder was put back from a backup: it knows of boot 4, and this start is boot 9."""
     b = Topology(me=1, node=node(1), name="b1", boot=9, before=4)
     b.accept(ad(1, boot=boot, sequence=sequence), 0)
     assert b.take_set_back() == found

@@ -178,6 +178,7 @@ def test_a_record_is_read_once_for_all_who_wait_and_stays_for_the_next() -> None
 
 
 def test_nothing_is_chopped_that_a_mark_a_message_or_a_write_under_way_needs() -> None:
+    """Q5."""
     desk = Desk()
     desk.put(*range(1, 9))
     desk.write(*desk.tick())

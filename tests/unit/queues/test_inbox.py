@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from postroad.errors import PeerError, UsageError
+from postroad.links.access import ANONYMOUS
 from postroad.queues import inbox as module
 from postroad.queues.inbox import (
     ENDED_US,
@@ -13,6 +14,7 @@ from postroad.queues.inbox import (
     Accept,
     Answer,
     Decide,
+    Delete,
     End,
     Forget,
     Inboxes,
@@ -21,6 +23,7 @@ from postroad.queues.inbox import (
     Limits,
     Message,
     Operation,
+    Own,
     Put,
     Refuse,
     Reject,
@@ -31,6 +34,7 @@ from postroad.queues.inbox import (
     check_message,
     kind_of,
     name_of,
+    principal_of,
     session_of,
     source_of,
 )
@@ -76,6 +80,7 @@ class Desk:
 
 
 def test_the_kinds_of_table_1() -> None:
+    """Q3."""
     assert kind_of("transactional", reliable=True).ordered
     assert not kind_of("express", reliable=True).replicated
     assert kind_of("recoverable", reliable=False).replicated
@@ -85,6 +90,7 @@ def test_the_kinds_of_table_1() -> None:
 
 
 def test_nothing_passes_an_earlier_message_of_its_source() -> None:
+    """Q7, Q8."""
     desk = Desk()
     assert desk.put(message(2, after=1)) == "gap"
     assert desk.put(message(1)) == "kept"
@@ -313,6 +319,42 @@ def test_a_transaction_over_two_arcs_commits_in_both_or_in_none() -> None:
         assert home.inboxes.decisions == {}
 
 
+def test_what_waits_for_one_consumer_costs_another_one_nothing() -> None:
+    class Counting(dict[int, Message]):
+        reads = 0
+
+        def __getitem__(self, number: int) -> Message:
+            self.reads += 1
+            return super().__getitem__(number)
+
+    desk = Desk()
+    desk.join("slow")
+    for number in range(1, 501):
+        desk.put(message(number, after=number - 1))
+    desk.join("quick")
+    desk.put(message(1, source="mill"))
+    inbox = desk.inboxes.inboxes["stock"]
+    inbox.messages = Counting(inbox.messages)
+    assert desk.ready("quick") == [("mill", 1)]
+    assert inbox.messages.reads < 5
+    desk.do(Leave("stock", "slow", (), 0))
+    assert desk.ready("quick")[:2] == [("shop", 1), ("shop", 2)]
+
+
+def test_a_message_whose_consumers_are_lost_again_and_again_is_a_dead_letter() -> None:
+    """It may be what ends them. What waits behind it was not tried."""
+    desk = Desk(attempts=3)
+    assert desk.put(message(1), message(2, after=1)) == "kept"
+    for consumer in ("x", "y", "z"):
+        assert desk.join(consumer) == "joined"
+        assert desk.do(Leave("stock", consumer, (key(1),), 0)) == "left"
+    (dead,) = desk.inboxes.inboxes["stock"].dead
+    assert (dead.id, dead.attempts, dead.reason) == (1, 3, "its consumers were lost")
+    desk.join("x")
+    assert desk.ready("x") == [("shop", 2)]
+    assert desk.inboxes.fate("stock", key(1)) == "gone"
+
+
 def test_attempts_at_their_bound_stay_there_and_the_state_can_be_read() -> None:
     """Whoever puts a message says how often it was tried: what comes after it must fit a snapshot, too."""
     desk = Desk(attempts=module.MAX_ATTEMPTS)
@@ -322,20 +364,22 @@ def test_attempts_at_their_bound_stay_there_and_the_state_can_be_read() -> None:
     desk.join("x")
     desk.inboxes.install(desk.inboxes.snapshot())
     inbox = desk.inboxes.inboxes["stock"]
-    assert [each.attempts for each in inbox.messages.values()] == [module.MAX_ATTEMPTS, 8]
-    assert desk.reject(1, "x") == "dead"
+    assert [each.attempts for each in inbox.messages.values()] == [8]
+    assert [each.attempts for each in inbox.dead] == [module.MAX_ATTEMPTS]
+    assert desk.reject(1, "x") == "taken"
     desk.inboxes.install(desk.inboxes.snapshot())
     with pytest.raises(PeerError, match="is no list of operations"):
         desk.put(message(3, attempts=(1 << 32) - 1))
 
 
 def test_what_is_out_of_bounds_is_the_callers_fault() -> None:
-    named = source_of(b"12345678", "shop")
-    assert (name_of(named), session_of(named)) == ("shop", b"12345678")
+    named = source_of(b"12345678", "shop", "alice")
+    assert (name_of(named), session_of(named), principal_of(named)) == ("shop", b"12345678", "alice")
+    assert source_of(b"12345678", "shop", "") == b"12345678".hex() + "shop"  # as before there were principals
     check_message(message(1, named))
     for bad, text in (
         (message(1, named, inbox=""), "the name of an inbox"),
-        (message(1, named + "s" * 252), "the name of an source"),
+        (message(1, source_of(b"12345678", "s" * 256, "alice")), "the name of an source"),
         (message(1, named, payload=bytes(module.MAX_PAYLOAD_BYTES + 1)), "over the limit"),
         (message(1, named, priority=10), "a priority is from 0 to 9, not 10"),
         (message(1, named, after=1), "1 cannot come after 1"),
@@ -369,3 +413,52 @@ def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     # It left the table: the last consumer of its source counts.
     assert desk.accept(1, "x", "a") == "accepted"
     assert desk.inboxes.perform(Accept("nowhere", key(1), "x", 0)) == Answer("taken")
+
+
+def test_an_inbox_that_nobody_owns_is_forgotten_once_nothing_is_left_of_it() -> None:
+    """A name that was mistyped, or made for one reply, is not there for ever."""
+    desk = Desk()
+    desk.join("passer", "typo", principal=ANONYMOUS)
+    desk.do(Leave("typo", "passer", (), 1))
+    desk.put(message(1), now_us=1)
+    desk.do(Sweep(2))
+    assert list(desk.inboxes.inboxes) == ["stock"]
+    desk.join("clerk", principal="")
+    desk.accept(1, "clerk")
+    desk.do(End("stock", "shop", 2))
+    desk.do(Sweep(2 + ENDED_US))
+    assert list(desk.inboxes.inboxes) == ["stock"], "somebody receives from it"
+    desk.do(Leave("stock", "clerk", (), 2))
+    desk.join("clerk", "owned", principal="alice")
+    desk.do(Leave("owned", "clerk", (), 2))
+    desk.do(Sweep(2 + ENDED_US))
+    assert list(desk.inboxes.inboxes) == ["owned"], "the name is alice's"
+
+
+def test_an_inbox_is_deleted_with_all_that_is_in_it_unless_it_is_in_use() -> None:
+    desk = Desk()
+    desk.join("clerk")
+    desk.put(message(1, f"{'00' * 8}shop\0bob"), message(2, f"{'00' * 8}shop\0bob"), message(1, "mill"))
+    desk.reject(1, "clerk", dead=True)
+    assert desk.do(Delete("stock", 1)) == "busy"
+    desk.do(Leave("stock", "clerk", (), 1))
+    desk.do(Stage(b"t", b"home", (message(9),), 1))
+    assert desk.do(Delete("stock", 1)) == "busy"
+    desk.do(Resolve(b"t", False, 1))
+    assert desk.inboxes.names == {"alice": 1}
+    assert desk.inboxes.perform(Delete("stock", 1)) == Answer("deleted", 3)
+    desk.inboxes.check()
+    assert (desk.inboxes.inboxes, desk.inboxes.bytes, desk.inboxes.stored) == ({}, 0, {})
+    assert desk.inboxes.names == {}
+    assert desk.do(Delete("stock", 1)) == "none"
+    assert desk.put(message(1, "mill")) == "kept", "it begins anew"
+
+
+def test_a_name_is_given_to_another_principal() -> None:
+    desk = Desk()
+    assert desk.do(Own("stock", "bob", 1)) == "none"
+    desk.join("clerk", principal="squatter")
+    assert desk.do(Own("stock", "bob", 1)) == "owned"
+    assert desk.join("one", principal="squatter") == "denied"
+    assert desk.join("two", principal="bob") == "joined"
+    assert desk.inboxes.names == {"bob": 1}

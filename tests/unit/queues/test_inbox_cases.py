@@ -49,6 +49,7 @@ def network_with_a_consumer() -> Network:
 
 
 def test_f_a_message_whose_kept_was_lost_and_that_was_accepted_meanwhile_is_not_delivered_again() -> None:
+    """Q7."""
     network = network_with_a_consumer()
     write(network, A, put(1))
     write(network, A, Accept("stock", (FIRST, "shop", 1), "clerk", 0))

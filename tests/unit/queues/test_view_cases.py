@@ -117,6 +117,7 @@ def test_c_a_sealed_replica_refuses_the_old_epoch_after_a_restart() -> None:
 
 
 def test_d_an_install_that_comes_again_after_a_later_write_changes_nothing() -> None:
+    """Q8."""
     network = pair()
     network.write(A, b"p1@2")
     network.candidates((A, C, B))
@@ -156,6 +157,7 @@ def test_d_a_copy_in_pieces_leaves_the_old_state_until_it_is_whole() -> None:
 
 
 def test_d_a_copy_whose_bodies_are_not_here_yet_leaves_the_old_state_too() -> None:
+    """Q5."""
     network = pair(Settings(replicas=2, electors=3, tail_bytes=0))
     network.write(A, b"p1@2")
     # B misses the last write, and gets a copy.
@@ -311,6 +313,7 @@ def test_a_chain_is_founded_once() -> None:
 
 
 def test_o_replicas_that_leave_the_set_keep_their_state_until_the_next_view_has_started() -> None:
+    """Q9."""
     network = wide((A, B, C, D, E))
     network.write(A, b"p1@2")
     network.drop = lambda to, message: isinstance(message, Offer) and to == D
@@ -447,6 +450,7 @@ def test_a_broker_that_knows_only_that_its_chain_is_closed_asks_what_became_of_i
 
 
 def test_writes_are_applied_in_order_once_and_gaps_are_sent_again() -> None:
+    """Q8."""
     network = pair()
     lost: list[Message] = []
 
@@ -496,6 +500,7 @@ def test_a_replica_that_was_away_is_sent_what_it_missed_and_no_copy() -> None:
 
 
 def test_a_responsible_broker_that_was_started_anew_reads_only_what_it_missed() -> None:
+    """Q11."""
     network = pair()
     network.write(A, b"p1@2")
     network.crash(A)
@@ -547,6 +552,7 @@ def test_what_the_tail_has_no_more_is_copied() -> None:
 
 
 def test_who_left_the_replicas_keeps_its_state_for_a_while_and_not_beyond_a_restart() -> None:
+    """Q9."""
     network = wide((A, B, C, D, E))
     network.write(A, b"p1@2")
     network.candidates((C, D, A, B, E))

@@ -31,7 +31,7 @@ def ask(sequence: int = 1, sent_us: int = 0) -> Ask:
 
 
 def test_a_request_waits_and_is_said_again_after_twice_the_time() -> None:
-    """[C1 d, (C1 + C2) d] with C1 = C2 = 2: in the middle, 3 d."""
+    """B6: [C1 d, (C1 + C2) d] with C1 = C2 = 2: in the middle, 3 d."""
     core = node()
     core.want(Z, 1, 7, 0)
     assert core.next_deadline() == 3 * D
@@ -48,6 +48,7 @@ def test_a_request_waits_and_is_said_again_after_twice_the_time() -> None:
 
 
 def test_hearing_the_same_request_doubles_the_wait_and_the_repair_ends_it() -> None:
+    """B6."""
     core = node()
     core.want(Z, 1, 7, 0)
     core.heard_ask(ask(), D)
@@ -59,7 +60,10 @@ def test_hearing_the_same_request_doubles_the_wait_and_the_repair_ends_it() -> N
 
 
 def test_an_ask_of_the_same_round_is_a_duplicate_and_doubles_nothing() -> None:
-    """SRM: until half of the wait has passed. One of a later round is none: the round before it failed."""
+    """B6.
+
+    SRM: until half of the wait has passed. One of a later round is none: the round before it failed.
+    """
     core = node()
     core.want(Z, 1, 7, 0)
     core.heard_ask(ask(), D)
@@ -92,7 +96,7 @@ def test_repairs_after_the_first_are_duplicates_and_an_ask_behind_its_repair_is_
 
 
 def test_a_cache_answers_after_its_own_wait_unless_another_was_faster() -> None:
-    """[D1 d, (D1 + D2) d] with D1 = D2 = 2 and d from the asker: in the middle, 3 d."""
+    """B6: [D1 d, (D1 + D2) d] with D1 = D2 = 2 and d from the asker: in the middle, 3 d."""
     core = node(cache_min=5)
     core.cache.put(Z, 1, b"row", 7)
     core.heard_ask(ask(sent_us=0), D)
@@ -109,6 +113,7 @@ def test_a_cache_answers_after_its_own_wait_unless_another_was_faster() -> None:
 
 
 def test_a_repair_goes_to_all_or_to_the_asker_by_policy() -> None:
+    """B7."""
     for policy, receivers in (("content", ()), ("unicast", (OTHER,))):
         core = Neighbours(ME, RepairSettings(policy=policy), draw=lambda n: n // 2)  # type: ignore[arg-type]
         core.cache.put(Z, 1, b"row", 7)
@@ -118,6 +123,7 @@ def test_a_repair_goes_to_all_or_to_the_asker_by_policy() -> None:
 
 
 def test_timers_follow_duplicates_and_delays() -> None:
+    """B6."""
     many, few = Tuned(2.0, 2.0), Tuned(2.0, 2.0)
     for _ in range(50):
         many.finished(3, 1.0)
@@ -127,6 +133,7 @@ def test_timers_follow_duplicates_and_delays() -> None:
 
 
 def test_algorithm_1() -> None:
+    """B8."""
     assert adjusted(100, closest=False, hit_ratio=1, wanted=1, least=500) == pytest.approx(90)
     assert adjusted(100, closest=True, hit_ratio=0.5, wanted=1, least=20) == pytest.approx(110)
     assert adjusted(100, closest=True, hit_ratio=0.5, wanted=1, least=200) == pytest.approx(201)
@@ -134,6 +141,7 @@ def test_algorithm_1() -> None:
 
 
 def test_the_cache_is_a_ring_that_grows_while_requests_miss() -> None:
+    """B8."""
     cache = Cache(least=5, most=300, hit_ratio=1.0)
     for now in range(0, 30 * SECOND_US, SECOND_US // 10):
         cache.put(Z, now, b"x", 0)
@@ -150,7 +158,7 @@ def test_the_cache_is_a_ring_that_grows_while_requests_miss() -> None:
 
 
 def test_rings_of_publishers_are_adjusted_apart_and_bounded_together() -> None:
-    """3.4: rate, delays and who is closest are those of one publisher."""
+    """B8: 3.4: rate, delays and who is closest are those of one publisher."""
     cache = Cache(least=5, most=300, hit_ratio=1.0)
     for now in range(0, 20 * SECOND_US, SECOND_US // 10):
         for publisher in (Z, OTHER):
@@ -175,7 +183,7 @@ def test_rings_of_publishers_are_adjusted_apart_and_bounded_together() -> None:
 def test_detection_is_a_probability_that_grows_with_the_record_and_with_who_shares_a_loss(
     match: float, loss: float, record: int, sharing: int
 ) -> None:
-    """Equation 1 and 3.5."""
+    """B11: Equation 1 and 3.5."""
     alone = detection(match, loss, record)
     shared = shared_detection(match, loss, record, sharing, 0.5)
     assert -1e-9 <= alone <= shared + 1e-9 <= 1 + 2e-9
@@ -190,7 +198,7 @@ def test_detection_is_a_probability_that_grows_with_the_record_and_with_who_shar
 def test_the_least_cache_holds_what_arrives_until_the_request(
     rate: float, wait: float, source: float, asker: float
 ) -> None:
-    """3.4: after one message more and the way of the request."""
+    """B8: 3.4: after one message more and the way of the request."""
     least = least_size(rate, wait, source, asker)
     if rate > 0:
         held_s = (least + 1) / rate
@@ -198,6 +206,7 @@ def test_the_least_cache_holds_what_arrives_until_the_request(
 
 
 def test_the_planner_gives_the_papers_example_and_refuses_nonsense() -> None:
+    """B11."""
     found = plan(match=0.05, loss=0.01, record=10, sharing=1, overlap=0.5, aim=0.99)
     assert found["detection"] == pytest.approx(0.4, abs=0.01)
     proposed = record_for(0.99, 0.05, 0.01, 1, 0.5)

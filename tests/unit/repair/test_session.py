@@ -6,14 +6,16 @@ import random
 
 import pytest
 
-from postroad.client.repair.messages import Message, Repair, Request, Summary, decode, encode
+from postroad.client.repair.messages import Ask, Message, Repair, Request, Summary, decode, encode
 from postroad.client.repair.publisher import MAX_NAMES
 from postroad.client.repair.session import Item, Session
 from postroad.client.repair.settings import RepairSettings, settings_for
 from postroad.errors import UsageError
+from postroad.events import Value
 from postroad.events.batch import MAX_ROWS_BYTES, EventBatch, best_effort_frame, encode_row
 from postroad.ids import IdSource
 from postroad.kernel.layout import FRAME_HEADER_BYTES
+from postroad.selectors.tags import event_bits
 from postroad.units import SECOND_US
 from postroad.wire.datagrams import MAX_BEST_EFFORT_BYTES
 from postroad.wire.frames import DEFAULT_LIMITS
@@ -40,7 +42,8 @@ class Client:
 
     def hear(self, topic: str, message: Message, now_us: int) -> list[Item]:
         """What a subscription of its own brings."""
-        row = encode_row(OTHER + bytes(8), topic, {}, encode(message), DEFAULT_LIMITS, tick=1)
+        said_on = topic.replace("+", OTHER.hex())
+        row = encode_row(OTHER + bytes(8), said_on, {}, encode(message), DEFAULT_LIMITS, tick=1)
         frame = best_effort_frame([row], channel=101 + self.topics.index(topic))
         return self.session.received(EventBatch.parse(frame, DEFAULT_LIMITS), DEFAULT_LIMITS, now_us, 0)
 
@@ -95,7 +98,7 @@ def test_all_but_summaries_stay_in_their_scope() -> None:
 
 @pytest.mark.parametrize("way", ["summaries", "records"])
 def test_a_repair_of_the_largest_event_names_who_asked_however_many(way: str) -> None:
-    """Found: by content its bits were divided, and the parts matched nobody."""
+    """B7: Found: by content its bits were divided, and the parts matched nobody."""
     client = Client()
     client.session.choose(settings_for(way, "s" * 32))
     client.open()
@@ -123,6 +126,51 @@ def test_a_summary_is_said_in_as_many_parts_as_fit_and_none_is_left_out() -> Non
     assert len(summaries) > 2, "of 32 and of 64 events, cut"
     named = [summary.first + at for summary in summaries for at in range(len(summary.entries))]
     assert sorted(named) == sorted([*range(1, 33), *range(1, 65)])
+
+
+TYPES = {"text": "é", "whole": -5, "part": 2.5, "zero": -0.0, "yes": True, "large": 1 << 62}
+
+
+def _repair(payload: bytes, topic: str = "a/b", attributes: dict[str, Value] = TYPES) -> Repair:
+    row = encode_row(OTHER + bytes(7) + b"\1", topic, attributes, payload, DEFAULT_LIMITS, tick=2)
+    return Repair(publisher=OTHER, sequence=2, row=b"".join(row))
+
+
+def test_a_repair_with_other_content_than_its_summary_tells_is_dropped() -> None:
+    """B7.
+
+    Found: who may repair could send, for an event that is missing, another one on a topic of his own.
+    """
+    client = Client()
+    client.open()
+    client.session.repair(1, "#", "", RepairSettings(), 0)
+    bits = event_bits("a/b", TYPES)
+    summary = Summary(first=1, entries=(bits, bits), ages_ms=(0, 0))
+    client.hear("$repair/summary/+", summary, 0)
+    for forged in (_repair(b"", topic="c"), _repair(b"", attributes={**TYPES, "whole": 5})):
+        assert client.hear("$repair/for", forged, 0) == []
+    (item,) = client.hear("$repair/for", _repair(b"true"), 0)
+    assert isinstance(item.content, EventBatch)
+    assert item.content.payload(0) == b"true", "equal bits, whatever types its values have"
+    assert client.session.figures(1)["unsolicited_repairs"] == 2
+
+
+def test_who_has_the_event_is_not_silenced_by_another_with_its_number() -> None:
+    """B7: Found: a forged repair kept caches from sending the true one."""
+    client = Client()
+    client.open()
+    client.session.repair(1, "a/#", "", RepairSettings(), 0)
+    row = encode_row(OTHER + bytes(7) + b"\1", "a/b", TYPES, b"true", DEFAULT_LIMITS, tick=2)
+    frame = best_effort_frame([row], channel=1)
+    client.session.received(EventBatch.parse(frame, DEFAULT_LIMITS), DEFAULT_LIMITS, 0, 0)
+    bits = event_bits("a/b", TYPES)
+    ask = Ask(receiver=OTHER, publisher=OTHER, sequence=2, bits=bits, sent_us=0, wait_us=0)
+    client.hear("$repair/ask/+", ask, 0)
+    client.hear("$repair/again", _repair(b"forged"), 0)
+    assert [message for *_, message in client.said(SECOND_US)] == [_repair(b"true")]
+    client.hear("$repair/ask/+", ask, 60 * SECOND_US)
+    client.hear("$repair/again", _repair(b"true"), 60 * SECOND_US)
+    assert client.said(61 * SECOND_US) == [], "another one sent it"
 
 
 def test_what_was_published_before_a_change_of_brokers_is_still_summarised_and_served() -> None:

@@ -46,7 +46,7 @@ def started_at(path: Path, second: int) -> Identity:
 
 
 def test_boot_numbers_do_not_go_back_with_a_folder(tmp_path: Path) -> None:
-    """One from a backup: what others have heard of the starts that it does not know must be older."""
+    """D12: One from a backup: what others have heard of the starts that it does not know must be older."""
     data, backup = tmp_path / "data", tmp_path / "backup"
     assert started_at(data, 1000).boot == 1000
     shutil.copytree(data, backup)
@@ -151,7 +151,10 @@ def start(path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["removed", "emptied", "new"])
 def test_a_lost_database_beside_a_log_is_refused_and_nothing_is_touched(tmp_path: Path, lost: str) -> None:
-    """Its log would be another broker's: nobody could read it, and new events would be appended to it."""
+    """D12.
+
+    Its log would be another broker's: nobody could read it, and new events would be appended to it.
+    """
     start(tmp_path)
     (tmp_path / LOG_FOLDER).mkdir()
     file = tmp_path / LOG_FOLDER / segment_name(1, 2)

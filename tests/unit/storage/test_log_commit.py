@@ -379,7 +379,7 @@ def stuff(folder: Path) -> None:
 def test_a_full_disk_refuses_and_recovers_by_itself(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Appends are refused; what releases is saved, and the file that was written to is reclaimed too."""
+    """D12: Appends are refused; what releases is saved, and the file that was written to is reclaimed too."""
     driver = Driver(small_disk)
     acknowledged = fill_up(driver)
     assert len(acknowledged) > 200
@@ -419,7 +419,7 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(
 
 
 def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:
-    """The ballast is given up for the count of starts, then for what releases events."""
+    """D12: The ballast is given up for the count of starts, then for what releases events."""
     folder = DataFolder(small_disk)
     folder.start("b1")
     folder.close()
@@ -727,7 +727,10 @@ def test_fsync_never_is_for_benchmarks_only(tmp_path: Path, monkeypatch: pytest.
 def test_damage_that_a_read_finds_is_said_once_with_its_place(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Subscribers hear of it as a gap: whoever runs the broker hears of it too, before the next start."""
+    """D12.
+
+    Subscribers hear of it as a gap: whoever runs the broker hears of it too, before the next start.
+    """
     driver.do(*(record(tick) for tick in range(1, 11)))
     (path,) = (driver.folder / LOG_FOLDER).glob("*.log")
     with path.open("r+b") as file:

@@ -68,7 +68,7 @@ def test_shapes_that_cannot_be() -> None:
 
 
 def test_union_is_the_filter_of_both() -> None:
-    """Section 4.3: the union of part-full filters is the filter that had been."""
+    """T8: Section 4.3: the union of part-full filters is the filter that had been."""
     left, right, both = (BloomFilter(8192, 600, 7) for _ in range(3))
     one, two = some_ids(200), some_ids(300, publisher=5)
     left.add(one)

@@ -106,7 +106,7 @@ def test_wild_times_do_not_come_between_honest_ones(retain: bool) -> None:
 
 @pytest.mark.parametrize("every", [3, 40, 150])
 def test_filters_of_wild_times_are_few(every: int) -> None:
-    """However often they come, also with pauses in which a history is idle, they make one in `renew`."""
+    """T9: However often they come, also with pauses in which a history is idle, they make one in `renew`."""
     disk, config = Disk(), TrackingConfig(renew_us=500 * SECOND_US)
     tracking = disk.start(NOW_US, config)
     tracking.attached("s", NOW_US)
@@ -120,7 +120,7 @@ def test_filters_of_wild_times_are_few(every: int) -> None:
 
 @pytest.mark.parametrize("late_us", [2 * SECOND_US, 30 * 86_400 * SECOND_US])
 def test_who_lags_costs_no_more_than_others(late_us: int) -> None:
-    """Messages out of their time, but near each other: their filters end when full, and are no larger."""
+    """T9: Messages out of their time, but near each other: their filters end when full, and are no larger."""
     disk, config = Disk(), TrackingConfig()
     tracking = disk.start(NOW_US, config)
     written = 0
@@ -137,7 +137,7 @@ def test_who_lags_costs_no_more_than_others(late_us: int) -> None:
 
 
 def test_many_wild_times_take_no_more_memory_than_the_greatest_filter() -> None:
-    """A late filter that is full begins anew, with half the keys and all the bits of the greatest."""
+    """T9: A late filter that is full begins anew, with half the keys and all the bits of the greatest."""
     disk, config = Disk(), TrackingConfig(bits=160_000, capacity=10_000, least_capacity=16)
     tracking = disk.start(NOW_US, config)
     for second in range(100):
@@ -390,7 +390,10 @@ def test_a_log_written_anew_does_not_say_that_all_is_stored() -> None:
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 @pytest.mark.parametrize("spread", ["a day", "all there is", "ahead"])
 def test_what_is_said_on_a_full_disk_is_bounded(strategy: str, spread: str) -> None:
-    """Whatever times messages have: a crash is then said to have cost more than it did, and nothing less."""
+    """T3.
+
+    Whatever times messages have: a crash is then said to have cost more than it did, and nothing less.
+    """
     random = Random(3)
     disk, config = Disk(), TrackingConfig(strategy=strategy)
     tracking = disk.start(NOW_US, config)
@@ -513,7 +516,9 @@ def test_a_crowded_map_forgets_the_older_half_and_then_rests() -> None:
 
 
 def test_a_message_from_before_the_broker_costs_nobody_elses_history() -> None:
-    """A durable subscriber catches up with an event of an hour ago, at a broker that has just begun: who got
+    """T10.
+
+    A durable subscriber catches up with an event of an hour ago, at a broker that has just begun: who got
     it is known, and nothing else of that time is taken for forgotten."""
     disk = Disk()
     tracking = disk.start(NOW_US)
@@ -531,7 +536,7 @@ def test_a_message_from_before_the_broker_costs_nobody_elses_history() -> None:
 
 
 def test_a_crowded_map_is_within_its_bound_however_old_the_broker_is() -> None:
-    """All of them came within the last hour of a month."""
+    """T10: All of them came within the last hour of a month."""
     disk = Disk()
     tracking = disk.start(NOW_US)
     now_us = NOW_US + 29 * 24 * HOUR_US
@@ -550,7 +555,9 @@ def test_a_crowded_map_is_within_its_bound_however_old_the_broker_is() -> None:
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 @pytest.mark.parametrize("keep_us", [60 * SECOND_US, 30 * 24 * HOUR_US])
 def test_who_got_a_message_is_known_as_long_as_a_filter_has_it(strategy: str, keep_us: int) -> None:
-    """A filter is kept by when it was stored for the last time: it has messages older than that by `renew`.
+    """T10.
+
+    A filter is kept by when it was stored for the last time: it has messages older than that by `renew`.
     Ann goes; Bob stays, and so does the filter. Once the map has forgotten her, that is said."""
     disk = Disk()
     tracking = disk.start(NOW_US, TrackingConfig(strategy=strategy, keep_us=keep_us))
@@ -683,7 +690,10 @@ def test_names_have_so_many_bytes() -> None:
 
 @pytest.mark.parametrize("origins", [1, 3])
 def test_more_receivers_than_histories_do_not_end_each_others_filters(origins: int) -> None:
-    """Each would have a message or two: the disk would be full of them, and a trace have too many to read."""
+    """T4.
+
+    Each would have a message or two: the disk would be full of them, and a trace have too many to read.
+    """
     disk = Disk()
     config = TrackingConfig(deliveries="subscriber", max_histories=40)
     tracking = disk.start(NOW_US, config)
@@ -796,6 +806,7 @@ def test_times_of_a_late_batch_are_gone_through_once_however_many_get_it(
 
 
 def test_what_a_part_of_the_log_takes_to_look_into_it_counts_with_its_names() -> None:
+    """T11."""
     disk = Disk()
     tracking = disk.start(NOW_US, TrackingConfig(strategy="exact", cache_bytes=0))
     names = [f"{number:0200}" for number in range(100)]

@@ -193,7 +193,10 @@ def test_a_message_that_comes_alone_is_sent_first_and_recorded_later(strategy: s
 
 
 def test_what_is_noted_does_not_wait_if_it_says_little_or_is_much() -> None:
-    """Only times that tell when a message was here may wait: if the process dies, they tell what is lost."""
+    """T11.
+
+    Only times that tell when a message was here may wait: if the process dies, they tell what is lost.
+    """
     net, reader, writer = delivering()
     noted = net.tracking[0].noted
 
@@ -214,7 +217,7 @@ def test_what_is_noted_does_not_wait_if_it_says_little_or_is_much() -> None:
 
 
 def test_what_waited_for_credit_is_recorded_at_once() -> None:
-    """By then its time may be long past."""
+    """T11: By then its time may be long past."""
     net, reader, writer = delivering()
     payload = "x" * 8 * KIB
     sent = 0
@@ -230,7 +233,7 @@ def test_what_waited_for_credit_is_recorded_at_once() -> None:
 
 
 def test_what_is_due_waits_for_a_turn_without_messages_but_not_for_long() -> None:
-    """Filling and storing filters keeps no message waiting."""
+    """T11: Filling and storing filters keeps no message waiting."""
     net, _, writer = delivering()
     tracking = net.tracking[0]
     writer.publish("t", "x")

@@ -33,6 +33,7 @@ def test_figure_1_measures_what_equation_1_says() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_four_figures_are_drawn(tmp_path: Path, whole: bool) -> None:
+    """T13."""
     pytest.importorskip("matplotlib")
     rows = TABLE if whole else TABLE[:2]
     paper = {f"{row.name}.{name}": value for row in rows for name, value in paper_storage(row).items()}

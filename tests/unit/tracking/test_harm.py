@@ -79,7 +79,7 @@ LOGGED = [
 @given(st.integers(0, len(encode_changes(LOGGED)) - 1), st.integers(1, 255), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_damage_to_the_log_costs_only_what_is_said(at: int, flipped: int, cut: bool) -> None:
-    """Whoever is not named in the map was not attached, or the map says that nothing is known then."""
+    """T4: Whoever is not named in the map was not attached, or the map says that nothing is known then."""
     data = bytearray(encode_changes(LOGGED))
     if cut:
         del data[at : at + flipped]
@@ -116,6 +116,7 @@ def test_damage_in_the_middle_keeps_what_follows(tmp_path: Path) -> None:
 
 
 def test_what_follows_damage_is_found_whatever_it_is() -> None:
+    """T4."""
     data = bytearray(encode_changes([*LOGGED, Change(what="recorded", at_us=41 * SECOND_US)]))
     data[len(encode_changes(LOGGED[:-1])) + 12] ^= 1
     changes, problems = salvaged_changes(bytes(data), last_stored_us=0)
@@ -191,7 +192,10 @@ def test_a_time_without_tracking_is_not_taken_for_silence(tmp_path: Path, ending
 
 
 def test_who_puts_a_backup_back_can_say_so(tmp_path: Path) -> None:
-    """docs/operations.md: `echo >>` the log. What happened between the backup and now is not known."""
+    """T4.
+
+    docs/how-to/operations.md: `echo >>` the log. What happened between the backup and now is not known.
+    """
     hour_us, began_us = 3_600 * SECOND_US, 1_700_000_000 * SECOND_US
 
     def process(at_us: int) -> tuple[TrackingStore, Tracking]:
@@ -273,7 +277,7 @@ def replace_in(effect: StoreFilter, *, replaces: int) -> StoreFilter:
 
 @pytest.mark.parametrize("final", [True, False])
 def test_a_filter_that_is_damaged_is_missed(tmp_path: Path, final: bool) -> None:
-    """Nobody knows which times it had: those since it can have begun, until the next was stored."""
+    """T3: Nobody knows which times it had: those since it can have begun, until the next was stored."""
     store = TrackingStore(tmp_path)
     store.load()
     store.apply([StoreAttachments(record=encode_changes([start(1, filter_s=50)]))])
@@ -370,6 +374,7 @@ def test_a_log_of_an_earlier_version_is_not_believed_too_much() -> None:
 
 
 def test_a_filter_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -> None:
+    """T3."""
     store = _Torn(tmp_path)
     store.load()
     store.apply([stored_at(1, 100)])
@@ -392,7 +397,7 @@ def test_a_filter_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_a_stop_is_not_said_before_the_last_filters_are_stored(tmp_path: Path, strategy: str) -> None:
-    """There is room for the few bytes of the map's log, and none for filters."""
+    """T3: There is room for the few bytes of the map's log, and none for filters."""
 
     class NoFilters(TrackingStore):
         def _append_full(self, effects: Sequence[StoreFilter]) -> None:
@@ -415,7 +420,7 @@ def test_a_stop_is_not_said_before_the_last_filters_are_stored(tmp_path: Path, s
 
 
 def test_a_file_that_cannot_be_rewritten_costs_nothing(tmp_path: Path) -> None:
-    """There is no room for a copy of what is left in it; all that was to be stored is."""
+    """T3: There is no room for a copy of what is left in it; all that was to be stored is."""
 
     class NoCopies(TrackingStore):
         def _write_part(self, *_: object) -> None:
@@ -436,7 +441,9 @@ def test_a_file_that_cannot_be_rewritten_costs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["torn", "damaged", "filter"])
 def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path, harm: str) -> None:
-    """What is wrong is known, and stays known: to this process, to the next if it dies at once, and to one
+    """T3.
+
+    What is wrong is known, and stays known: to this process, to the next if it dies at once, and to one
     after it has written something."""
     store = TrackingStore(tmp_path)
     store.load()
@@ -469,7 +476,7 @@ def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path, harm: str) -> Non
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_what_was_not_kept_is_said_also_by_the_next_process(tmp_path: Path, strategy: str) -> None:
-    """The disk is full for a while: a filter and who came meanwhile are not stored."""
+    """T3: The disk is full for a while: a filter and who came meanwhile are not stored."""
     now_us = 1_700_000_000 * SECOND_US
     config = TrackingConfig(strategy=strategy, retain=False)
     store = TrackingStore(tmp_path)

@@ -35,7 +35,9 @@ def lasts(disk: Disk, tracking: Tracking, now_us: int, for_us: int, step_us: int
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 @pytest.mark.parametrize("how", ["killed", "refused"])
 def test_a_loss_of_times_before_the_first_start_is_not_forgotten(strategy: str, how: str) -> None:
-    """A broker joins, a durable subscriber catches up there with an event of an hour ago, and that is lost:
+    """T4.
+
+    A broker joins, a durable subscriber catches up there with an event of an hour ago, and that is lost:
     by kill -9, or as the disk did not take it."""
     disk, config = Disk(), TrackingConfig(strategy=strategy)
     tracking = disk.start(NOW_US, config)
@@ -119,7 +121,10 @@ def test_losses_of_many_days_stay_apart_within_their_bound() -> None:
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 def test_a_first_start_with_a_clock_ahead_hides_nobody(strategy: str, ending: str) -> None:
-    """It is put right with a restart: from then on nothing is forgotten, and nothing is before history."""
+    """T10.
+
+    It is put right with a restart: from then on nothing is forgotten, and nothing is before history.
+    """
     disk, config = Disk(), TrackingConfig(strategy=strategy)
     tracking = disk.start(NOW_US + HOUR_US, config)
     lasts(disk, tracking, NOW_US + HOUR_US, 60 * SECOND_US)
@@ -170,7 +175,7 @@ def test_what_retention_drops_of_a_clock_that_was_ahead_is_no_horizon_for_now() 
 def test_what_a_process_before_stored_does_not_hide_what_this_one_lost(
     strategy: str, back_us: int, ending: str
 ) -> None:
-    """The clock is set back between them, and what was stored before is of a later time."""
+    """T4: The clock is set back between them, and what was stored before is of a later time."""
     disk, config = Disk(), TrackingConfig(strategy=strategy)
     tracking = disk.start(NOW_US, config)
     now_us = NOW_US
@@ -302,7 +307,9 @@ def test_a_coarse_note_is_not_for_what_comes_in_its_time() -> None:
 
 
 def test_a_filter_that_was_put_off_and_is_lost_is_said_to_be() -> None:
-    """One that was due waits for a turn without messages; another is full by then, and alone on disk when the
+    """T4.
+
+    One that was due waits for a turn without messages; another is full by then, and alone on disk when the
     power goes. Skew and jitter are less than that wait."""
     disk = Disk()
     config = TrackingConfig(

@@ -173,6 +173,7 @@ def test_a_stop_says_since_when_events_are_not_recorded(anew: bool) -> None:
 
 
 def test_a_process_that_does_not_track_passes_on_what_is_not_recorded(tmp_path: Path) -> None:
+    """T4."""
     held, log = started(SECOND_US)
     store = TrackingStore(tmp_path, sync=False)
     store.load()
@@ -441,6 +442,7 @@ def test_what_is_planned_is_accepted(
 
 
 def test_plan_command_says_what_is_impossible() -> None:
+    """T7."""
     code, text = run_plan("--accuracy", "0.99999", "--rate", "1000000", "--memory", "8 KiB", "--skew", "1 s")
     assert code == 1
     assert text.startswith("impossible: a filter of 8192 bytes holds")

@@ -62,6 +62,7 @@ def opened(folder: Path) -> TrackingStore:
 
 
 def test_what_is_stored_is_found_again(tmp_path: Path) -> None:
+    """T3."""
     store = opened(tmp_path)
     made = [effect(1), effect(2, final=False), effect(3)]
     store.apply(made)
@@ -150,6 +151,7 @@ def test_interrupted_replacement(tmp_path: Path) -> None:
 
 
 def test_files_of_others_are_left_alone_and_named(tmp_path: Path) -> None:
+    """T3."""
     store = opened(tmp_path)
     store.apply([effect(1), effect(2, final=False)])
     folder = tmp_path / "tracking"
@@ -259,6 +261,7 @@ def test_a_late_message_whose_record_died_is_not_missing_silently(
 
 
 def test_a_torn_attachment_log_is_cut(tmp_path: Path) -> None:
+    """T4."""
     store = opened(tmp_path)
     first, second = (
         Change(what="start", at_us=1),
@@ -372,7 +375,7 @@ def test_kill_9_loses_at_most_one_interval(tmp_path: Path) -> None:
 
 
 def test_a_new_file_is_found_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name is synced with it, and before what it replaces goes; later records of it need not be."""
+    """T3: Its name is synced with it, and before what it replaces goes; later records of it need not be."""
     store = opened(tmp_path)
     store.apply([effect(1, final=False)])
     synced: list[list[str]] = []

@@ -171,7 +171,7 @@ def test_a_trace_asks_its_own_broker_and_others_and_reports() -> None:
 
 
 def test_an_answer_that_cannot_be_read_is_none() -> None:
-    """The trace goes on without that broker and says so."""
+    """T12: The trace goes on without that broker and says so."""
     two = msgspec.msgpack.encode(TraceAnswer(findings=(Finding(), Finding())))
     absurd = msgspec.msgpack.encode(
         TraceAnswer(findings=(Finding(routed=(Sighting(origin=1, neighbour=2, fpp=7.0),)),))
@@ -280,7 +280,7 @@ def test_a_question_that_makes_no_sense_has_no_answer() -> None:
 
 
 def test_who_asks_is_named_as_many_receivers_as_it_takes() -> None:
-    """A broker of an earlier version takes 4096, and does not say so."""
+    """T6: A broker of an earlier version takes 4096, and does not say so."""
     tracking = make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=NOW_US)
     names = [f"client-{number:05d}" for number in range(5000)]
     for name in names:
@@ -298,7 +298,7 @@ def test_who_asks_is_named_as_many_receivers_as_it_takes() -> None:
 
 
 def test_an_answer_that_is_too_long_names_fewer_receivers() -> None:
-    """5000 names of 250 bytes: who got it is cut, that it was here is not. So it is for other brokers."""
+    """T6: 5000 names of 250 bytes: who got it is cut, that it was here is not. So it is for other brokers."""
     tracking = make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=NOW_US)
     names = [f"client-{number:05d}".ljust(250, "x") for number in range(5000)]
     for name in names:
@@ -323,6 +323,7 @@ def test_an_answer_that_is_too_long_names_fewer_receivers() -> None:
 
 
 def test_why_the_broker_in_the_id_said_nothing_is_told() -> None:
+    """T6."""
     made = desk_of()
     assert the(Query, made.begin([identity(1, origin=OTHER)], NOW_US))
     (report,) = the(Report, made.tick(NOW_US + 3 * SECOND_US))
@@ -345,7 +346,7 @@ def crowded(messages: int) -> tuple[Tracking, list[bytes]]:
 
 
 def test_a_long_question_is_worked_on_over_turns() -> None:
-    """Found: 256 ids took seconds of one turn where there are ten thousand subscribers, and deliveries
+    """T6: Found: 256 ids took seconds of one turn where there are ten thousand subscribers, and deliveries
     waited. Who asks little meanwhile need not wait for all of it."""
     tracking, ids = crowded(20)
     whole, _ = tracking.answer(TraceQuestion(items=tuple(TraceItem(id=one, origin=0) for one in ids)), {})
@@ -471,7 +472,7 @@ def test_stored_filters_are_read_and_looked_into_a_few_at_a_time(monkeypatch: py
 
 @pytest.mark.parametrize(("few", "read"), [(1, 20), (30, 30)])
 def test_what_a_question_does_not_read_is_said(monkeypatch: pytest.MonkeyPatch, few: int, read: int) -> None:
-    """So many bytes, or a few records if those are large."""
+    """T6: So many bytes, or a few records if those are large."""
     monkeypatch.setattr(lookup, "MAX_READ_BYTES", 20 * SIZE)
     monkeypatch.setattr(lookup, "FEW_READS", few)
     tracking, disk = routed(50)

@@ -103,6 +103,7 @@ def replied(effects: list[Effect]) -> list[tuple[int, str]]:
 
 
 def test_one_client_does_not_keep_the_others_waiting() -> None:
+    """T6."""
     made = Tracing()
     for _ in range(MAX_EACH + MAX_WAITING):
         assert made.ask(GREEDY) == []
@@ -123,7 +124,7 @@ def test_one_client_does_not_keep_the_others_waiting() -> None:
 
 
 def test_as_many_wait_however_many_are_under_way() -> None:
-    """Those that a client asks for in one turn are no fewer than those it may ask for over many."""
+    """T6: Those that a client asks for in one turn are no fewer than those it may ask for over many."""
     tracking = make_tracking(TrackingConfig(cache_bytes=0), me=7, stored=(), changes=(), now_us=NOW_US)
     tracking.published(bytes(MessageId(1, 7, NOW_US // 1000, 0)), NOW_US)
     tracking.close(NOW_US + SECOND_US)  # on a disk that does not answer
@@ -140,7 +141,7 @@ def test_as_many_wait_however_many_are_under_way() -> None:
 
 
 def test_traces_that_are_much_work_begin_further_apart() -> None:
-    """Found: with ten thousand subscribers a few clients that trace took all of a broker's time."""
+    """T6: Found: with ten thousand subscribers a few clients that trace took all of a broker's time."""
     tracking = make_tracking(TrackingConfig(), me=7, stored=(), changes=(), now_us=NOW_US - SECOND_US)
     for number in range(10_000):
         tracking.attached(f"s{number}", NOW_US)
@@ -186,7 +187,7 @@ def test_what_a_question_fills_is_kept_in_the_same_turn() -> None:
 
 
 def test_links_that_go_while_a_large_network_is_asked() -> None:
-    """Each question that cannot be sent makes room for the next: a thousand of them are no stack."""
+    """T6: Each question that cannot be sent makes room for the next: a thousand of them are no stack."""
     size, cut = 1000, False
 
     class Wide(Topology):

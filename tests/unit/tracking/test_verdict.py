@@ -76,7 +76,7 @@ def traced(
 
 @pytest.mark.parametrize("fpp", [0.0, 1e-3, 0.9])
 def test_hundreds_of_receivers_among_more_candidates(fpp: float) -> None:
-    """600 of 1,200: the number of ways to choose them is larger than any float."""
+    """T12: 600 of 1,200: the number of ways to choose them is larger than any float."""
     finding = Finding(published=1e-3, delivered=received(600, fpp), candidates=1200)
     result = judged({1: finding})
     assert (result.verdict, len(result.receivers)) == ("complete", 600)
@@ -128,7 +128,10 @@ def test_brokers_that_all_name_each_other_are_judged_in_time() -> None:
     ],
 )
 def test_only_a_whole_record_contradicts(source: Finding, contradicted: bool) -> None:
-    """Broker 3 has the message from 2, which knows nothing of it: because it has not, or does not know."""
+    """T12.
+
+    Broker 3 has the message from 2, which knows nothing of it: because it has not, or does not know.
+    """
     findings = {1: Finding(published=0.0), 2: source, 3: Finding(routed=(sighting(2, 1e-6),))}
     doubts = {step.broker: step.doubt for step in judged(findings).route}
     assert (doubts["00000003"] == 1.0) is contradicted
@@ -178,7 +181,10 @@ def test_it_is_drawn_below_the_broker_that_does_not_know_any_more() -> None:
 
 @pytest.mark.parametrize("silent", [Finding(), Finding(begins_ms=TIME_MS + 1)])
 def test_a_trace_ends_at_a_broker_that_would_know(silent: Finding) -> None:
-    """It routed nothing, or began later: nobody behind it is asked, but whether it published the message."""
+    """T6.
+
+    It routed nothing, or began later: nobody behind it is asked, but whether it published the message.
+    """
     result, asked = traced(line(silent))
     assert asked == [1, 2, 3, 4]
     assert [int(step.broker, 16) for step in result.route] == [1]
@@ -186,7 +192,7 @@ def test_a_trace_ends_at_a_broker_that_would_know(silent: Finding) -> None:
 
 
 def test_the_limits_hold_where_nobody_knows_any_more() -> None:
-    """Thirty brokers that all died: the trace floods no further than it may."""
+    """T6: Thirty brokers that all died: the trace floods no further than it may."""
     findings = line(*[Finding(lost="died")] * 30)
     result, asked = traced(findings, TraceLimits(brokers=10))
     assert (asked, result.verdict) == (list(range(1, 11)), "partial")
@@ -205,7 +211,7 @@ def test_an_origin_that_does_not_know_any_more_is_not_followed_hop_by_hop() -> N
 
 
 def test_who_sent_it_to_a_broker_that_does_not_know_any_more_is_no_dead_end() -> None:
-    """1 -> 2 -> 3, which died, -> 4: somebody had to send it to 3, and 5, beside it, may lie."""
+    """T12: 1 -> 2 -> 3, which died, -> 4: somebody had to send it to 3, and 5, beside it, may lie."""
     findings = {
         1: Finding(published=1e-3, neighbours=(2, 5)),
         2: Finding(routed=(sighting(1),), neighbours=(1, 3)),
@@ -523,8 +529,10 @@ def test_how_common_so_many_true_keys_are() -> None:
 
 
 def test_answers_of_brokers_that_do_not_count_keys_are_understood() -> None:
-    """docs/protocol.md: fields at the end have defaults. Each receiver is then a key of its own, each
-    candidate one that was tried; and those who do not know the new fields skip them."""
+    """T12.
+
+    docs/reference/protocol.md: fields at the end have defaults. Each receiver is then a key of its own,
+    each candidate one that was tried; and those who do not know the new fields skip them."""
     old = [0.001, [], None, [["s0", 0.01], ["s1", 0.01]], 30, 0, [], 0, False, ""]
     finding = msgspec.msgpack.decode(msgspec.msgpack.encode([[old]]), type=TraceAnswer).findings[0]
     assert finding == Finding(published=0.001, delivered=received(2, 0.01), candidates=30)
@@ -539,7 +547,7 @@ def test_answers_of_brokers_that_do_not_count_keys_are_understood() -> None:
 
 
 def test_one_key_of_a_set_is_one_witness() -> None:
-    """Twenty who are claimed with one key speak for a step no better than one of them."""
+    """T12: Twenty who are claimed with one key speak for a step no better than one of them."""
     findings = {
         1: Finding(published=0.0),
         2: Finding(routed=(sighting(1, 1e-2),), delivered=received(20, 1e-2), candidates=20),
@@ -549,7 +557,10 @@ def test_one_key_of_a_set_is_one_witness() -> None:
 
 
 def test_brokers_of_one_name_are_told_apart() -> None:
-    """a - b - a: published at one a, received at the other. A name of which there is one stays as it is."""
+    """T12.
+
+    a - b - a: published at one a, received at the other. A name of which there is one stays as it is.
+    """
     findings = {
         1: Finding(published=0.0, neighbours=(2,)),
         2: Finding(routed=(sighting(1, 0.0),), neighbours=(1, 3)),

@@ -118,8 +118,8 @@ def test_numbers_say_what_they_are_and_may_be() -> None:
 
 
 def test_what_every_message_and_request_costs_is_written_down() -> None:
-    """docs/security.md has a row for each, with who pays."""
-    text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    """docs/reference/security.md has a row for each, with who pays."""
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "security.md").read_text()
     _, _, table = text.partition("## What each message costs, and who pays")
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
     named = set(re.findall(r"[\w.]+", " ".join(rows)))

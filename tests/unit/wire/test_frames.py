@@ -72,6 +72,7 @@ MESSAGES: list[Message] = [
     frames.Acked(number=1, ticket=3, code="storage", reason="full"),
     frames.Request(number=1, what="status", arguments={"a": "b"}),
     frames.Reply(number=1, code="", body="{}"),
+    frames.Attempts(number=1, pubend=7, attempts=((5, 2),)),
     frames.Silence(spans=((7 << 32, 1, 2, 3), (8 << 32, -1, 0, 1))),
     frames.Attach(origin=7, known={7 << 32: 5}),
     frames.Detach(origin=7),

@@ -27,6 +27,8 @@ MAX_ENTRIES: Final = 256  # in one summary
 MAX_WANTED: Final = 64  # messages named in one request
 MAX_RANGES: Final = 8  # and ranges of which no summary came
 MAX_SEQUENCE: Final = 1 << 62
+AGE_STEPS: Final = 64  # of a summary: ages are told in so many steps from its first entry to its last
+_MAX_AGES_BYTES: Final = (MAX_ENTRIES + AGE_STEPS) // 8 + 1
 _MAX_RICE: Final = 8  # of the parameter
 _VARINT_BITS: Final = 63
 
@@ -37,13 +39,13 @@ GONE: Final = 5
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a publisher sent: the bits of the messages `first`, `first` + 1, ... Those from `fresh` on are in
-    no earlier summary. Without entries it says how far the publisher is: up to `first` - 1."""
+    """What a publisher sent: the bits of the messages `first`, `first` + 1, ... and their ages, how long ago
+    each was published. Without entries it says how far the publisher is, up to `first` - 1, and the age of
+    that one. On its way an age is rounded down to one of AGE_STEPS, the first is exact."""
 
     first: int
-    fresh: int
-    since_ms: int  # when the first of them was published; without entries, the last message
     entries: tuple[int, ...]
+    ages_ms: tuple[int, ...]
 
     @property
     def last(self) -> int:
@@ -90,8 +92,8 @@ Message = Summary | Request | Ask | Repair | Gone
 def encode(message: Message) -> bytes:
     if isinstance(message, Summary):
         out = bytearray((SUMMARY,))
-        for number in (message.first, message.first + len(message.entries) - message.fresh, message.since_ms):
-            _put(out, number)
+        _put(out, message.first)
+        _put_ages(out, message.ages_ms)
         return bytes(out + encode_entries(message.entries))
     if isinstance(message, Request):
         out = bytearray((REQUEST,)) + message.receiver
@@ -120,12 +122,11 @@ def decode(data: bytes) -> Message:
     reader = _Reader(data)
     kind = reader.byte()
     if kind == SUMMARY:
-        first, fresh, since_ms = reader.number(), reader.number(), reader.number()
+        first, ages_ms = reader.number(), reader.ages()
         entries = reader.entries()
-        if fresh > len(entries):
-            raise PeerError(f"a summary of {len(entries)} entries, {fresh} of which are new")
-        fresh_first = first + len(entries) - fresh
-        message: Message = Summary(first=first, fresh=fresh_first, since_ms=since_ms, entries=entries)
+        if len(ages_ms) != max(1, len(entries)):
+            raise PeerError(f"a summary of {len(entries)} entries with {len(ages_ms)} ages")
+        message: Message = Summary(first=first, entries=entries, ages_ms=ages_ms)
     elif kind == REQUEST:
         receiver, wanted = reader.take(PREFIX_BYTES), reader.increasing(MAX_WANTED)
         message = Request(receiver=receiver, wanted=wanted, ranges=reader.ranges())
@@ -217,6 +218,24 @@ def _put_increasing(out: bytearray, numbers: tuple[int, ...]) -> None:
         last = number
 
 
+def _put_ages(out: bytearray, ages_ms: tuple[int, ...]) -> None:
+    """The first; then, if there are more, how long a step is, and of each the steps from the one before it in
+    ones, and a zero. Ones fill the last byte: steps that lead to no message."""
+    _put(out, ages_ms[0])
+    writer = _Bits()
+    step_ms = (ages_ms[0] - min(ages_ms)) // AGE_STEPS + 1
+    last = 0
+    for age_ms in ages_ms[1:]:
+        steps = max(last, -((age_ms - ages_ms[0]) // step_ms))
+        writer.put(((1 << steps - last) - 1) << 1, steps - last + 1)
+        last = steps
+    encoded = writer.bytes(padding=1)
+    _put(out, len(encoded))
+    if encoded:
+        _put(out, step_ms)
+        out += encoded
+
+
 class _Bits:
     """Writes bits, the first ones first."""
 
@@ -246,9 +265,10 @@ class _Bits:
                 self.put(gap & (1 << k) - 1, k)
             last = at
 
-    def bytes(self) -> bytes:
+    def bytes(self, padding: int = 0) -> bytes:
         spare = -self._count % 8
-        return (self._value << spare).to_bytes((self._count + spare) // 8, "big")
+        last = (1 << spare) - 1 if padding else 0
+        return (self._value << spare | last).to_bytes((self._count + spare) // 8, "big")
 
 
 def _rice(ones: int) -> int:
@@ -312,6 +332,17 @@ class _Reader:
             ranges.append((first, first + self.number()))
         return tuple(ranges)
 
+    def ages(self) -> tuple[int, ...]:
+        age_ms, size = self.number(), self._count(_MAX_AGES_BYTES)
+        if not size:
+            return (age_ms,)
+        step_ms, text = self.number(), _as_text(self.take(size))
+        ages_ms = [age_ms]
+        for ones in text.split("0")[:-1]:
+            age_ms = max(0, age_ms - step_ms * len(ones))
+            ages_ms.append(age_ms)
+        return tuple(ages_ms)
+
     def entries(self) -> tuple[int, ...]:
         count = self._count(MAX_ENTRIES)
         if not count:
@@ -323,8 +354,13 @@ class _Reader:
             raise PeerError(f"{len(self._data) - self._at} bytes follow a repair message")
 
 
+def _as_text(data: bytes) -> str:
+    """Its bits as zeros and ones."""
+    return format(int.from_bytes(data, "big"), f"0{8 * len(data)}b") if data else ""
+
+
 def _read_entries(data: bytes, count: int) -> tuple[int, ...]:
-    text = format(int.from_bytes(data, "big"), f"0{8 * len(data)}b") if data else ""
+    text = _as_text(data)
     try:
         common, at = _read_filter(text, 0)
         known: list[int] = []

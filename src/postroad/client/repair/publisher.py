@@ -188,7 +188,7 @@ class PublisherSide:
                 self.repairs += 1
                 out.append(Named(group, repair, kept.bits if not group else None, askers))
         for (first, last), receivers in self._ranges.items():
-            out += self._describe(first, last, tuple(receivers))
+            out += self._describe(first, last, tuple(receivers), now_us)
         for receiver, sequences in self._gone.items():
             gone = tuple(sorted(sequences)[:MAX_WANTED])
             if self._spend(1):
@@ -204,7 +204,7 @@ class PublisherSide:
         self._allowance -= repairs
         return True
 
-    def _describe(self, first: int, last: int, receivers: tuple[bytes, ...]) -> list[Named]:
+    def _describe(self, first: int, last: int, receivers: tuple[bytes, ...], now_us: int) -> list[Named]:
         """Entries of a range that no summary brought to these; what is no longer kept is gone. Nothing is
         said of what is not yet published."""
         if first > self.sequence:
@@ -215,20 +215,19 @@ class PublisherSide:
         groups = [at for at in range(0, len(receivers), MAX_NAMES) if self._spend(cost)]
         if not groups:
             return []
-        summary = self._summary(first, last, first)
+        summary = self._summary(first, last, now_us)
         return [Named(receivers[at : at + MAX_NAMES], summary) for at in groups]
 
     # --- summaries
 
-    def _summary(self, first: int, last: int, fresh: int) -> Summary:
+    def _summary(self, first: int, last: int, now_us: int) -> Summary:
         first = max(first, min(self.oldest, last + 1))  # the oldest of them may no longer be here
         kept = [message for at in range(first, last + 1) if (message := self.kept(at)) is not None]
-        since = self.kept(first)
+        published_us = [message.at_us for message in kept] or [self._last_us]
         return Summary(
             first=first,
-            fresh=max(first, min(fresh, last + 1)),
-            since_ms=(self._last_us if since is None else since.at_us) // MILLISECOND_US,
             entries=tuple(message.bits for message in kept),
+            ages_ms=tuple(max(0, now_us - at_us) // MILLISECOND_US for at_us in published_us),
         )
 
     def _summarise(self, now_us: int) -> list[Named]:
@@ -243,13 +242,13 @@ class PublisherSide:
             last = min(self.sequence, self._summarised + settings.summary_messages)
             if last == self.sequence and last - fresh + 1 < settings.summary_messages and out:
                 break  # the rest has its own second
-            out.append(Named((), self._summary(self._repeat_from or fresh, last, fresh)))
+            out.append(Named((), self._summary(self._repeat_from or fresh, last, now_us)))
             self._repeat_from, self._summarised = fresh, last
         if out:
             self._summary_us = now_us + settings.summary_us
         else:
             first = self._repeat_from or self.sequence + 1
-            out.append(Named((), self._summary(first, self.sequence, self._summarised + 1)))
+            out.append(Named((), self._summary(first, self.sequence, now_us)))
             self._repeat_from = self.sequence + 1
             self._heartbeats += 1
             wait = min(settings.heartbeat_us, settings.summary_us << self._heartbeats)

@@ -11,18 +11,23 @@ requests a loss is given up, and is a Gap, once.
 With `order_us` messages of a publisher are handed out in their order. One that waited for that long for
 earlier ones waits no longer: these are given up, and are a Gap before it.
 
+A summary says how old each of its messages is, and only what is younger than the subscription is missed. No
+two clocks are compared: the time that a summary took makes its messages seem younger, so nothing that was
+published since seems older. What is before the first summary that is heard is asked for from its end, back to
+what is older than the subscription.
+
 What was delivered is remembered within a window; what is older than the window is dropped, since it may have
-been delivered. A publisher is known by the first 8 bytes of its ids, so one that starts anew is another one,
-and nothing from before the first word of it counts as lost.
+been delivered. A publisher is known by the first 8 bytes of its ids, so one that starts anew is another one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
-from postroad.client.repair.messages import MAX_RANGES, MAX_WANTED, Gone, Request, Summary
+from postroad.client.repair.messages import MAX_ENTRIES, MAX_RANGES, MAX_WANTED, Gone, Request, Summary
 from postroad.client.repair.publisher import REFUSED
 from postroad.client.repair.settings import RepairSettings
 from postroad.errors import BugError
@@ -33,9 +38,8 @@ MAX_SOURCES: Final = 4_096  # publishers remembered
 MAX_LOST: Final = 4_096  # losses of one publisher that are being repaired
 MAX_SEEN: Final = 16_384  # messages of one publisher remembered as received
 MAX_WAITING: Final = 16_384  # messages of one publisher that wait for earlier ones
+MAX_AHEAD: Final = 1_024  # a repair by records may be so far ahead of what came
 MAX_FALSE: Final = 64  # repairs that were not wanted, before masks that cause them are doubted
-MAX_BEFORE: Final = 4_096  # messages before the first word of a publisher that are asked about
-MAX_FRESH: Final = 1 << 20  # a summary that jumps further is a publisher gone wrong
 _BACKOFF: Final = (5, 4)  # a request that failed waits this much longer
 
 
@@ -62,7 +66,8 @@ class _Source:
     """What is known of one publisher."""
 
     covered: int = -1  # looked at up to here, but for `unknown`; -1 before the first summary or record
-    begun: int = -1  # the first message that came; of what is before it, it is not known to be missed
+    told_from: int = 0  # where the first summary began
+    begun: int = -1  # the first message that came; records do not say whether what is before it is missed
     low: int = 0  # what is not above this may have been delivered: it is dropped
     unknown: list[tuple[int, int]] = field(default_factory=list)  # ranges below `covered`, not looked at
     unknown_tries: int = 0
@@ -113,7 +118,7 @@ class Receiver:
             return []
         if sequence <= source.released:
             return [*self._lose(publisher, source, [sequence])]
-        self._remember(source, sequence)
+        self._remember(publisher, source, sequence)
         loss = source.lost.pop(sequence, None)
         if loss is not None:
             self._recovered(source, sequence, loss, now_us)
@@ -152,25 +157,21 @@ class Receiver:
                 self.unsolicited += 1
                 return []
         source = self._source(publisher)
-        # What was published before this subscription began is not missed by it, unless it got one before.
-        earlier = summary.since_ms < self._started_us // MILLISECOND_US
-        missed_from = summary.first if not earlier else source.begun + 1 if source.begun >= 0 else None
+        lived_ms = -((self._started_us - now_us) // MILLISECOND_US)
+        earlier = summary.ages_ms[0] > lived_ms  # it begins before this subscription
         if source.covered < 0:
-            source.covered = summary.first - 1 if earlier else max(0, summary.first - 1 - MAX_BEFORE)
-        if summary.last > source.covered + MAX_FRESH:
-            source.covered = summary.last - MAX_FRESH
+            source.covered = summary.first - 1 if earlier else 0
+            source.told_from = summary.first
         if summary.first > source.covered + 1:
             if self._settings.publisher_first:  # nobody else can say what was in between
                 self._add_unknown(source, source.covered + 1, summary.first - 1, now_us)
             source.covered = summary.first - 1
-        for at, bits in enumerate(summary.entries):
-            sequence = summary.first + at
+        for sequence, (bits, age_ms) in enumerate(
+            zip(summary.entries, summary.ages_ms, strict=False), summary.first
+        ):
             if bits == REFUSED:
                 self._withdraw(source, sequence, now_us)
-                continue
-            if missed_from is None or sequence < missed_from:
-                continue
-            if sequence > source.covered or self._is_unknown(source, sequence):
+            elif age_ms <= lived_ms and (sequence > source.covered or self._is_unknown(source, sequence)):
                 self._look_at(publisher, source, sequence, bits, now_us)
         left = _without(source.unknown, 0 if earlier else summary.first, summary.last)
         if left != source.unknown:
@@ -236,18 +237,33 @@ class Receiver:
         """Nothing more is expected of this publisher."""
         self._pending.pop(publisher, None)
         self._out += self._lose(publisher, source, list(source.lost))
+        for first, last in source.unknown:
+            self._out += self._unheard(publisher, source, first, last)
         self._out += [source.waiting[sequence][0] for sequence in sorted(source.waiting)]
 
-    def _remember(self, source: _Source, sequence: int) -> None:
+    def _remember(self, publisher: bytes, source: _Source, sequence: int) -> None:
         if sequence <= source.low:
             return
         source.seen.add(sequence)
         if len(source.seen) > MAX_SEEN:
             kept = sorted(source.seen)[MAX_SEEN // 2 :]
-            source.low = max(source.low, kept[0] - 1)
-            source.seen = set(kept)
+            low = max(source.low, kept[0] - 1)
+            for first, last in source.unknown:  # below the window it will not be known what came
+                self._out += self._unheard(publisher, source, first, min(last, low))
+            source.unknown = _without(source.unknown, 0, low)
+            source.low, source.seen = low, set(kept)
             for lost in [lost for lost in source.lost if lost <= source.low]:
                 source.lost[lost].tries = self._settings.tries
+
+    def _unheard(self, publisher: bytes, source: _Source, first: int, last: int) -> list[Lost]:
+        """A gap for each run of numbers in first..last that did not come and are not asked for. How many of
+        them this subscription misses is not known: a run counts as one."""
+        first = max(first, source.low + 1)
+        known = (at for at in source.seen | source.lost.keys() if first <= at <= last)
+        edges = [first - 1, *sorted(known), last + 1]
+        gaps = [Lost(publisher, low, high - 1) for low, high in pairwise(edges) if low < high - 1]
+        self.given_up += len(gaps)
+        return gaps
 
     def _look_at(self, publisher: bytes, source: _Source, sequence: int, bits: int, now_us: int) -> None:
         if sequence in source.seen or sequence in source.lost or sequence <= source.low:
@@ -329,7 +345,8 @@ class Receiver:
         if not settings.publisher_first:
             return None
         self.requests += 1
-        return Request(receiver=self.me, wanted=tuple(sorted(wanted)), ranges=tuple(source.unknown))
+        ranges = tuple(_asked_of(span, source.told_from) for span in source.unknown)
+        return Request(receiver=self.me, wanted=tuple(sorted(wanted)), ranges=ranges)
 
     def _give_up(self, publisher: bytes, source: _Source) -> list[Lost]:
         """What was asked for often enough."""
@@ -338,9 +355,7 @@ class Receiver:
         if source.unknown_tries >= tries:
             for first, last in source.unknown:
                 recent = max(first, last - MAX_SEEN // 2 + 1)
-                if first < recent:
-                    gaps.append(Lost(publisher, first - 1, recent - 1))
-                    self.given_up += recent - first
+                gaps += self._unheard(publisher, source, first, recent - 1)
                 missed = (at for at in range(recent, last + 1) if at > source.low and at not in source.seen)
                 gaps += self._lose(publisher, source, list(missed))
             source.unknown.clear()
@@ -352,7 +367,7 @@ class Receiver:
         for sequence in sorted(sequences):
             source.lost.pop(sequence, None)
             source.asked.discard(sequence)
-            self._remember(source, sequence)
+            self._remember(publisher, source, sequence)
             if gaps and gaps[-1].end == sequence - 1:
                 gaps[-1] = Lost(publisher, gaps[-1].start, sequence)
             else:
@@ -390,20 +405,23 @@ class Receiver:
             due += [until_us for _, until_us in source.waiting.values()]
         return min(due, default=None)
 
-    def misses(self, publisher: bytes, sequence: int) -> bool:
-        """Whether this is missing."""
+    def bits_of(self, publisher: bytes, sequence: int) -> int | None:
+        """Of what is missing; None if this is not."""
         source = self._sources.get(publisher)
-        return source is not None and sequence in source.lost
+        loss = None if source is None else source.lost.get(sequence)
+        return None if loss is None else loss.bits
 
     def may_miss(self, publisher: bytes, sequence: int) -> bool:
-        """Whether this is missing, or in a range that nothing has told of; records (spec B3) leave such
-        ranges between the numbers that came."""
+        """Whether this is missing, or in a range that nothing has told of. Records (spec B3) leave such
+        ranges between the numbers that came, and after the last: who shares a loss is repaired, too, before
+        a record tells it of that (3.5)."""
         source = self._sources.get(publisher)
         if source is None or sequence <= source.low or sequence in source.seen:
             return False
         if sequence in source.lost or self._is_unknown(source, sequence):
             return True
-        return not self._settings.publisher_first and 0 <= source.begun < sequence < source.covered
+        by_records = not self._settings.publisher_first
+        return by_records and 0 <= source.begun < sequence < source.covered + MAX_AHEAD
 
     def _had(self, publisher: bytes, sequence: int) -> bool:
         source = self._sources.get(publisher)
@@ -426,6 +444,13 @@ class Receiver:
                 raise BugError("a loss that nobody will ask for")
             if len(source.unknown) > MAX_RANGES:
                 raise BugError("too many ranges are unknown")
+
+
+def _asked_of(span: tuple[int, int], told_from: int) -> tuple[int, int]:
+    """A publisher describes the first MAX_ENTRIES of a range; of what is before the first summary, the last
+    ones are asked for."""
+    first, last = span
+    return (max(first, last - MAX_ENTRIES + 1) if last < told_from else first, last)
 
 
 def _without(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:

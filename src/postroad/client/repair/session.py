@@ -213,7 +213,7 @@ class Session:
     # --- subscriptions
 
     def repair(self, number: int, topic: str, where: str, settings: RepairSettings, started_us: int) -> None:
-        """From now on this subscription is repaired; `started_us` by the broker's clock."""
+        """From `started_us` on this subscription is repaired."""
         selector = Selector.parse(topic, where)
         masks = selector_masks(selector)
         if not self._shared:
@@ -323,25 +323,31 @@ class Session:
         return out
 
     def _repair_came(self, repaired: _Repaired, repair: Repair, limits: Limits, now_us: int) -> list[Item]:
-        """What a repair carries is checked like any frame, and its id and number must be those it is sent
-        for."""
+        """What a repair carries is checked like any frame. Its id and number must be those it is sent for,
+        and its content that of the event as far as this is known: who may repair can make one up."""
         publisher, sequence, row = repair.publisher, repair.sequence, repair.row
         frame = best_effort_frame([(row[:EVENT_HEADER_BYTES], row[EVENT_HEADER_BYTES:])], channel=0)
         batch = EventBatch.parse(frame, limits)
         if batch.id(0)[:PREFIX_BYTES] != publisher or batch.tick(0) != sequence:
             raise PeerError("a repair with another message than it names")
-        if repaired.neighbours is None:
+        neighbours, receiver = repaired.neighbours, repaired.receiver
+        if neighbours is None:
             return []
-        repaired.neighbours.heard_repair(publisher, sequence, now_us)
         topic, attributes = batch.topic(0), batch.attributes(0)
+        bits, cached = event_bits(topic, attributes), neighbours.cache.get(publisher, sequence)
+        missing = receiver.bits_of(publisher, sequence)
+        if missing not in (None, bits) or (cached is not None and cached[0] != row):
+            receiver.unsolicited += 1
+            return []
+        neighbours.heard_repair(publisher, sequence, now_us)
         if not repaired.selector.matches(topic, attributes):
-            if not repaired.receiver.misses(publisher, sequence):
+            if missing is None:
                 return []
-            return _items(repaired.number, repaired.receiver.false_repair(publisher, sequence, now_us))
-        wanted = repaired.receiver.may_miss(publisher, sequence)
-        fresh = repaired.receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
+            return _items(repaired.number, receiver.false_repair(publisher, sequence, now_us))
+        wanted = receiver.may_miss(publisher, sequence)
+        fresh = receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
         if wanted:
-            repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
+            neighbours.cache.put(publisher, sequence, row, bits)
             self.reporting.repaired(repaired.number, batch.id(0))
         return _items(repaired.number, fresh)
 
@@ -360,7 +366,7 @@ class Session:
         out: list[Item] = []
         for prefix, published in list(self._published.items()):
             for named in published.side.tick(now_us):
-                self._say(named, skew_us, prefix)
+                self._say(named, prefix)
             if prefix != self._prefix and published.side.over:
                 self._end_published(prefix)
         for repaired in self._repaired.values():
@@ -379,17 +385,14 @@ class Session:
             for publisher, sequence, bits in repaired.receiver.take_content():
                 repaired.neighbours.want(publisher, sequence, bits, now_us)
             for named in repaired.neighbours.tick(now_us, now_us + skew_us):
-                self._say(named, skew_us, self._prefix)
+                self._say(named, self._prefix)
                 self.reporting.changed()
         return out
 
-    def _say(self, named: Named, skew_us: int, prefix: bytes) -> None:
+    def _say(self, named: Named, prefix: bytes) -> None:
         """With an id of this prefix: receivers know by it whose summary one is."""
         message = named.message
         if isinstance(message, Summary):
-            if message.since_ms:
-                since_ms = max(0, message.since_ms + skew_us // MILLISECOND_US)
-                message = msgspec.structs.replace(message, since_ms=since_ms)
             topic = f"{ROOT}/summary/{prefix.hex()}"
         elif isinstance(message, Ask):
             topic = f"{self._root}/ask/{message.publisher.hex()}"
@@ -516,16 +519,9 @@ def _frames(rows: list[Row]) -> Iterator[bytes]:
 
 def _halves(summary: Summary) -> tuple[Summary, Summary]:
     middle = len(summary.entries) // 2
-    first = msgspec.structs.replace(
-        summary,
-        fresh=min(summary.fresh, summary.first + middle),
-        entries=summary.entries[:middle],
-    )
-    second = msgspec.structs.replace(
-        summary,
-        first=summary.first + middle,
-        fresh=max(summary.fresh, summary.first + middle),
-        entries=summary.entries[middle:],
+    first = Summary(first=summary.first, entries=summary.entries[:middle], ages_ms=summary.ages_ms[:middle])
+    second = Summary(
+        first=summary.first + middle, entries=summary.entries[middle:], ages_ms=summary.ages_ms[middle:]
     )
     return first, second
 

@@ -235,6 +235,19 @@ class DurablePublishing:
         frame = Frame(batch, len(batch.data), None, settled=settled)
         self._frames.setdefault(HISTORY, []).append(frame)
 
+    def publish_for(self, turn: Turn, batch: EventBatch, settled: Settled) -> None:
+        """Events of the broker itself that are for everybody, once `newest` is known."""
+        frame = Frame(batch, len(batch.data), None, settled=settled)
+        self._frames.setdefault(self._number(batch.id(0)[:8]), []).append(frame)
+        self.stage(turn)
+
+    def newest(self, prefix: bytes) -> bytes | None:
+        """Time and counter of the last id that begins so, b"" if none is remembered; None while the log is
+        not read yet, or there is none."""
+        if not self._count or not self._recovered:
+            return None
+        return self._pubends[self._number(prefix)].newest(prefix)
+
     @property
     def available(self) -> bool:
         """Whether durable events are kept here at all."""

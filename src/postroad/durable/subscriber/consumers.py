@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from postroad.durable.subscriber.cursor import Cursor
+from postroad.durable.subscriber.dead_letters import DeadLetters, Grave, Publishing
 from postroad.durable.subscriber.groups import Assigned, AssignGap, SharedSubscription
 from postroad.durable.subscriber.hosting import Hosting
 from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Receivers
@@ -21,8 +22,9 @@ from postroad.events.batch import empty_frame
 from postroad.links.links import Links
 from postroad.seam.turn import Turn
 from postroad.units import SECOND_US
-from postroad.wire.frames import Kind
+from postroad.wire.frames import Ack, Attempts, Kind, Limits, encode
 
+MAX_DELAY_US: Final = 86_400 * SECOND_US  # of an event that is rejected
 PATIENCE_US: Final = 30 * SECOND_US  # who holds up the others of its group for longer is named in the log
 
 
@@ -35,9 +37,7 @@ class _HeldUp(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Group:
-    name: str
-    shared: SharedSubscription
+class _Group(Grave):
     consumers: dict[int, tuple[int, int]]  # -> (connection, its number there)
     session: int | None = None  # in hosting; None: it has no consumer
     coming: int = 0  # bytes that it is sent in this turn and has not been offered yet
@@ -58,6 +58,9 @@ class DurableGroups:
         hosting: Hosting,
         links: Links,
         rows: Mapping[bytes, bytes],
+        me: int,
+        limits: Limits,
+        publishing: Publishing,
         record: Callable[[Receivers, Deliver | DeliverGap, int], None],
         acked: Callable[[Turn, int, PostroadError | None], None],
     ) -> None:
@@ -70,6 +73,12 @@ class DurableGroups:
         self._by_session: dict[int, _Group] = {}  # those with consumers
         self._failed = False  # a save has, since the last flush
         self._flush_at = 0  # a disk that refuses is not asked with every turn
+        self._gone_rejected = self._gone_buried = 0  # of groups that were deleted
+        self._uneasy: dict[int, None] = {}  # those of whose events some rest, or are set aside
+        self._burying: dict[int, Callable[[Turn, bool], None]] = {}  # tickets of dead letters, below 0
+        self._dead_letters = DeadLetters(
+            me=me, limits=limits, publishing=publishing, save=self._save_dead, buried=self._buried
+        )
         for subscription in hosting.subscriptions:
             if subscription.shared:
                 self._group(subscription).shared.recover(rows, subscription.token())
@@ -87,8 +96,15 @@ class DurableGroups:
             saved=lambda pubend: cursors[pubend].saved if pubend in cursors else 0,
             matched=lambda pubend: _matched(cursors.get(pubend)),
         )
-        made = self._groups[subscription.id] = _Group(subscription.name, shared, consumers)
+        made = self._groups[subscription.id] = _Group(subscription.name, "", shared, consumers)
+        self.set_policy(subscription)
         return made
+
+    def set_policy(self, subscription: Subscription) -> None:
+        """How often events are tried, and where they go then."""
+        group = self._groups.get(subscription.id)
+        if group is not None:
+            group.topic, group.shared.max_attempts = subscription.dead_letters, subscription.max_attempts
 
     # ---- consumers
 
@@ -112,11 +128,13 @@ class DurableGroups:
         group.consumers[consumer] = (connection, number)
         self._hand_out(turn, group, group.shared.join(consumer))
 
-    def leave(self, turn: Turn, subscriber: int, consumer: int) -> int | None:
+    def leave(self, turn: Turn, subscriber: int, consumer: int, *, lost: bool) -> int | None:
         """What it held goes to others. After the last one: the session of the group, to be detached."""
         group = self._groups[subscriber]
         del group.consumers[consumer]
-        self._hand_out(turn, group, group.shared.leave(consumer))
+        self._hand_out(turn, group, group.shared.leave(consumer, lost=lost))
+        if lost:
+            self._active[subscriber] = self._uneasy[subscriber] = None
         if group.consumers or group.session is None:
             return None
         session, group.session = group.session, None
@@ -143,7 +161,13 @@ class DurableGroups:
         if group is None:
             return []
         group.shared.delete(turn)
-        return group.confirming + group.tickets
+        self._gone_rejected += group.shared.rejected
+        self._gone_buried += group.shared.buried
+        tickets = group.confirming + group.tickets
+        for ticket in tickets:
+            if ticket in self._burying:
+                self._confirm(turn, ticket, None)
+        return [ticket for ticket in tickets if ticket > 0]
 
     # ---- events
 
@@ -165,6 +189,8 @@ class DurableGroups:
         if group.session is None:
             return
         self._hand_out(turn, group, group.shared.offer(message))
+        if group.shared.uneasy:
+            self._uneasy[subscriber] = None
         if group.shared.rests(message.pubend):  # a gap, or all of it was done before
             self._hosting.ack(group.session, group.shared.token())
 
@@ -208,6 +234,10 @@ class DurableGroups:
                     end=end,
                     channel=number,
                 )
+                attempts = group.shared.attempts(assignment.pubend, ticks[assignment.rows])
+                if attempts:
+                    tried = Attempts(number=number, pubend=assignment.pubend, attempts=attempts)
+                    turn.send(connection, encode(tried))
             self._record([(group.name, assignment.consumer)], message, turn.now_us)
             self._links.spend(connection, len(frame))
             turn.send(connection, frame)
@@ -219,13 +249,17 @@ class DurableGroups:
         turn: Turn,
         subscriber: int,
         consumer: int,
-        events: Mapping[int, tuple[int, ...]],
+        message: Ack,
         ticket: int | None,
     ) -> None:
         """With a ticket: `acked` names it once this is on disk."""
         group = self._groups[subscriber]
-        for pubend, ticks in events.items():
+        for pubend, ticks in message.events.items():
             group.shared.ack(consumer, pubend, ticks)
+        until_us = turn.now_us + min(max(0, message.delay_us), MAX_DELAY_US)
+        for pubend, ticks in message.rejected.items():
+            group.shared.reject(consumer, pubend, ticks, until_us=until_us, now_us=turn.now_us)
+            self._uneasy[subscriber] = None
         if group.held_up is not None and group.held_up.consumer == consumer:
             group.held_up = None
         if group.session is not None:
@@ -234,6 +268,42 @@ class DurableGroups:
             group.tickets.append(ticket)
         self._active[subscriber] = None
         self._hand_out(turn, group, group.shared.assign())
+
+    def _save_dead(self, subscriber: int, then: Callable[[Turn, bool], None]) -> None:
+        """`then` hears whether what the group says of its dead letters is on disk."""
+        ticket = -1 - len(self._burying)
+        self._burying[ticket] = then
+        self._groups[subscriber].tickets.append(ticket)
+        self._active[subscriber] = None
+
+    def _buried(self, turn: Turn, subscriber: int) -> None:
+        """Dead letters are on disk: their events are done."""
+        group = self._groups.get(subscriber)
+        if group is None:
+            return
+        if group.session is not None:
+            self._hosting.ack(group.session, group.shared.token())
+        self._active[subscriber] = None
+        self._hand_out(turn, group, group.shared.assign())
+
+    def _confirm(self, turn: Turn, ticket: int, error: PostroadError | None) -> None:
+        then = self._burying.pop(ticket, None)
+        if then is None:
+            self._acked(turn, ticket, error)
+        else:
+            then(turn, error is None)
+
+    def tick(self, turn: Turn) -> None:
+        """Give out what has rested, bury what was tried too often, save what changed."""
+        if self._uneasy:
+            for subscriber in list(self._uneasy):
+                group = self._groups.get(subscriber)
+                if group is not None:
+                    self._hand_out(turn, group, group.shared.wake(turn.now_us))
+                if group is None or not group.shared.uneasy:
+                    del self._uneasy[subscriber]
+            self._dead_letters.tick(turn, {number: self._groups[number] for number in self._uneasy})
+        self.flush(turn)
 
     def flush(self, turn: Turn) -> None:
         """Save what was acknowledged; tickets for which nothing has to be saved are confirmed."""
@@ -252,7 +322,7 @@ class DurableGroups:
                 confirmed += group.tickets
                 group.tickets.clear()
         for ticket in confirmed:
-            self._acked(turn, ticket, None)
+            self._confirm(turn, ticket, None)
 
     def close(self, turn: Turn) -> None:
         """The process ends: save what no save on its way has."""
@@ -267,11 +337,17 @@ class DurableGroups:
         self._failed = error is not None
         confirming, group.confirming = group.confirming, []
         for ticket in confirming:
-            self._acked(turn, ticket, error)
+            self._confirm(turn, ticket, error)
 
     def next_deadline(self) -> int | None:
-        """When to try again what could not be saved."""
-        return self._flush_at if self._flush_at and self._active else None
+        """When to try again what could not be saved, or has rested."""
+        uneasy = [self._groups[number].shared for number in self._uneasy if number in self._groups]
+        due = [shared.next_wake() for shared in uneasy]
+        if self._flush_at and self._active:
+            due.append(self._flush_at)
+        if not self._dead_letters.busy and any(shared.aside for shared in uneasy):
+            due.append(self._dead_letters.retry_at)
+        return min((at for at in due if at is not None), default=None)
 
     # ---- inspection
 
@@ -303,6 +379,14 @@ class DurableGroups:
         """Of a group that is, or was, in use."""
         group = self._groups.get(subscriber)
         return None if group is None else {"name": group.name, **group.shared.status()}
+
+    def metrics(self) -> dict[str, int]:
+        """Of all groups since the start."""
+        counts = [(group.shared.rejected, group.shared.buried) for group in self._groups.values()]
+        return {
+            "durable_rejected_total": self._gone_rejected + sum(rejected for rejected, _ in counts),
+            "durable_dead_letters_total": self._gone_buried + sum(buried for _, buried in counts),
+        }
 
     def check(self) -> None:
         for group in self._groups.values():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from itertools import islice, zip_longest
 from typing import Final, Protocol
 
 import msgspec
@@ -19,23 +20,25 @@ from postroad.durable.subscriber.consumers import DurableGroups
 from postroad.durable.subscriber.hosting import Hosting
 from postroad.durable.subscriber.subscriptions import Subscription
 from postroad.errors import DeniedError, PostroadError, UsageError, shorten
+from postroad.links.access import owning
 from postroad.links.links import Links
 from postroad.seam.levels import Level
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply, reply_error
-from postroad.seam.switchboard import Switchboard
+from postroad.seam.switchboard import Asking, Switchboard
 from postroad.seam.turn import Turn
-from postroad.wire.frames import MAX_BODY_BYTES, Request
+from postroad.wire.frames import Request
 
 PAGE_ROWS: Final = 1_000  # subscriptions in one answer; fewer if those do not fit in a frame
 
 MAX_LABELS: Final = 100  # subscriptions in the metrics
 LAG_EVENTS: Final = (
-    "Events that the durable subscription has not acknowledged. Be alarmed where it grows for longer than"
-    " its consumers are ever away."
+    "Events that the durable subscription has not acknowledged. Alarm: it grows for longer than its"
+    " consumers are ever away."
 )
 LAG_SECONDS: Final = (
     "Age of the oldest event that the durable subscription has not acknowledged; 0 without one."
+    " Alarm: above what your consumers promise."
 )
 
 
@@ -65,33 +68,29 @@ class DurableDesk:
         self._name_of = name_of
         self._host = host
         self._deleting: dict[int, tuple[int, int]] = {}  # ticket -> who waits: connection, number
-        board.request("subs", self._list)
+        board.report("subs", self._page)
         board.request("subs.delete", self._delete)
         board.levels(self._lags)
 
     # ---- lists
 
-    def _list(self, turn: Turn, peer: Peer, request: Request) -> None:
-        page = self._page(request.arguments, turn.now_us, peer.connection)
-        reply(turn, peer.connection, request.number, page)
-
-    def _visible(self, connection: int) -> Callable[[Subscription], bool]:
-        """Whether a client may know of a subscription."""
-        links, owner, read = self._links, self._links.owner(connection), dict[str, bool]()
-        if links.may_admin(connection):
+    def _visible(self, principal: str) -> Callable[[Subscription], bool]:
+        """Whether a principal may know of a subscription."""
+        access, owner, read = self._links.access, owning(principal), dict[str, bool]()
+        if access.may_admin(principal):
             return lambda _subscription: True
 
         def visible(subscription: Subscription) -> bool:
             topic = subscription.selector.topic
             if topic not in read:
-                read[topic] = links.may_subscribe(connection, topic)
+                read[topic] = access.may_subscribe(principal, topic)
             return read[topic] or (owner != "" and subscription.principal == owner)
 
         return visible
 
-    def _page(self, arguments: dict[str, str], now_us: int, connection: int) -> dict[str, object]:
-        name, after = arguments.get("name"), arguments.get("after", "")
-        visible = self._visible(connection)
+    def _page(self, asking: Asking) -> dict[str, object]:
+        name, after = asking.arguments.get("name"), asking.arguments.get("after", "")
+        visible = self._visible(asking.principal)
         if name is not None:
             subscription = self._subscriptions.get(name)
             page, more = [] if subscription is None or not visible(subscription) else [subscription], False
@@ -103,8 +102,8 @@ class DurableDesk:
             ]
             page = heapq.nsmallest(PAGE_ROWS, behind, key=lambda subscription: subscription.name)
             more = len(page) < len(behind)
-        rows = [self._row(subscription, now_us) for subscription in page]
-        about = {} if after or not self._links.may_admin(connection) else self._hosting.status()
+        rows = [self._row(subscription, asking.now_us) for subscription in page]
+        about = {} if after or not self._links.access.may_admin(asking.principal) else self._hosting.status()
         while True:
             groups = [
                 status
@@ -112,14 +111,22 @@ class DurableDesk:
                 if (status := self._groups.status(subscription.id)) is not None
             ]
             answer = {"subscriptions": rows, "groups": groups, "more": more, **about}
-            if len(rows) <= 1 or len(msgspec.json.encode(answer)) <= MAX_BODY_BYTES:
+            if len(rows) <= 1 or len(msgspec.json.encode(answer)) <= asking.most_bytes:
                 return answer
             rows, page, more = rows[: len(rows) // 2], page[: len(rows) // 2], True
 
     def _lags(self, now_us: int) -> Iterator[Level]:
-        """How far each subscription is behind: of the first MAX_LABELS, by name."""
-        first = heapq.nsmallest(MAX_LABELS, self._subscriptions, key=lambda subscription: subscription.name)
-        for subscription in first:
+        """How far each subscription is behind: of MAX_LABELS, each principal's first by name in turn, so that
+        the many names of one do not hide those of others."""
+        by_principal: dict[str, list[Subscription]] = {}
+        for subscription in self._subscriptions:
+            by_principal.setdefault(subscription.principal, []).append(subscription)
+        firsts = (
+            heapq.nsmallest(MAX_LABELS, names, key=lambda subscription: subscription.name)
+            for _, names in sorted(by_principal.items())
+        )
+        in_turn = (each for row in zip_longest(*firsts) for each in row if each is not None)
+        for subscription in islice(in_turn, MAX_LABELS):
             row = self._row(subscription, now_us)
             if row["moved"]:
                 continue

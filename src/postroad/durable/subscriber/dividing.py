@@ -9,6 +9,10 @@ acknowledged; then it goes to whoever has the least, of those that have fewer ke
 The oldest event that somebody may have goes first. What waits is queued by key and found by heaps, so that
 an acknowledgement costs what it sets free, not a walk over all that waits.
 
+An event that a consumer gives back waits again, at once or after a while; meanwhile its key rests, so that
+no later event of the key overtakes it. Those of its key that the consumer had been given with it do.
+What is to be a dead letter is set aside: nobody gets it, and it is open until it is done.
+
 Events are rows of the batches that they came in, and mostly all of a batch are acknowledged soon. But one
 that stays open would hold the whole batch in memory: where that is much more than what is open, `trim` copies
 the rows that are.
@@ -17,6 +21,7 @@ the rows that are.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,6 +60,7 @@ class Event:
     row: int
     key: Value | None
     size: int
+    attempt: int = 1
 
 
 @dataclass(slots=True)
@@ -73,7 +79,10 @@ class Division:
         self._owners: dict[Value, tuple[int, int]] = {}  # key in flight -> (consumer, how many)
         self._given_up: set[Value] = set()  # those of them that get no more
         self._counts: dict[Value, int] = {}  # events that wait or are in flight, by key
-        self.waiting = 0  # events
+        self._resting: dict[Value, int] = {}  # keys whose first event waits until then
+        self._resting_loose: list[tuple[int, int, Event]] = []  # heap: until when, number, one without a key
+        self.aside: dict[tuple[int, int], Event] = {}  # by (pubend, tick)
+        self.waiting = 0  # events, those that rest or are set aside among them
         self.in_flight = 0
         self.batch_bytes = 0  # of the batches that both are in
         self._open_bytes = 0  # of both
@@ -109,7 +118,7 @@ class Division:
             self._loose = deque(sorted([*loose, *self._loose], key=lambda event: event.number))
         for event in sorted(left.in_flight.values(), key=lambda event: -event.number):
             if event.key is not None:
-                self._queues.setdefault(event.key, deque()).appendleft(event)
+                insort(self._queues.setdefault(event.key, deque()), event, key=lambda other: other.number)
         for event in left.in_flight.values():
             self._let_go(event)
         self.waiting += len(left.in_flight)
@@ -133,15 +142,19 @@ class Division:
 
     # ---- events
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event, *, aside: bool = False) -> None:
         self.waiting += 1
         self._open_bytes += event.size
         self.batch_bytes += 0 if event.source.open else len(event.source.batch.data)
         event.source.open += 1
+        if event.key is not None:
+            self._counts[event.key] = self._counts.get(event.key, 0) + 1
+        if aside:
+            self.set_aside(event)
+            return
         if event.key is None:
             self._loose.append(event)
             return
-        self._counts[event.key] = self._counts.get(event.key, 0) + 1
         queue = self._queues.setdefault(event.key, deque())
         queue.append(event)
         if len(queue) == 1:
@@ -154,6 +167,21 @@ class Division:
         if event is None:
             return False
         self.in_flight -= 1
+        self._forget(event)
+        self._let_go(event)
+        return True
+
+    def done_aside(self, pubend: int, tick: int) -> bool:
+        """False if that event is not set aside."""
+        event = self.aside.pop((pubend, tick), None)
+        if event is None:
+            return False
+        self.waiting -= 1
+        self._forget(event)
+        return True
+
+    def _forget(self, event: Event) -> None:
+        """It is not open any more."""
         self._open_bytes -= event.size
         event.source.open -= 1
         self.batch_bytes -= 0 if event.source.open else len(event.source.batch.data)
@@ -161,8 +189,51 @@ class Division:
             self._counts[event.key] -= 1
             if not self._counts[event.key]:
                 del self._counts[event.key]
-        self._let_go(event)
-        return True
+
+    def oldest(self, consumer: int) -> Event | None:
+        """Of those that it was given."""
+        holder = self._consumers.get(consumer)
+        given = () if holder is None else holder.in_flight.values()
+        return min(given, key=lambda event: event.number, default=None)
+
+    def take_back(self, consumer: int, pubend: int, tick: int) -> Event | None:
+        """A consumer does not have that event any more, which is for `rest` or `set_aside` now."""
+        holder = self._consumers.get(consumer)
+        event = None if holder is None else holder.in_flight.pop((pubend, tick), None)
+        if event is not None:
+            self.in_flight -= 1
+            self.waiting += 1
+            self._let_go(event)
+        return event
+
+    def rest(self, event: Event, until_us: int) -> None:
+        """It waits again, from then on."""
+        if event.key is None:
+            heapq.heappush(self._resting_loose, (until_us, event.number, event))
+            return
+        queue = self._queues.setdefault(event.key, deque())
+        insort(queue, event, key=lambda waiting: waiting.number)
+        self._resting[event.key] = max(until_us, self._resting.get(event.key, 0))
+
+    def set_aside(self, event: Event) -> None:
+        self.aside[event.pubend, event.tick] = event
+
+    def wake(self, now_us: int) -> bool:
+        """Whether something has rested long enough."""
+        woken = [key for key, until_us in self._resting.items() if until_us <= now_us]
+        for key in woken:
+            del self._resting[key]
+            self._queued(key)
+        loose: list[Event] = []
+        while self._resting_loose and self._resting_loose[0][0] <= now_us:
+            loose.append(heapq.heappop(self._resting_loose)[2])
+        for event in loose:
+            insort(self._loose, event, key=lambda waiting: waiting.number)
+        return bool(woken or loose)
+
+    def next_wake(self) -> int | None:
+        first = self._resting_loose[0][0] if self._resting_loose else None
+        return min((*self._resting.values(), *(() if first is None else (first,))), default=None)
 
     def trim(self) -> None:
         """To be called when events were added or are done: rows that hold too much in memory are copied."""
@@ -189,6 +260,9 @@ class Division:
         self._owners.clear()
         self._given_up.clear()
         self._counts.clear()
+        self._resting.clear()
+        self._resting_loose.clear()
+        self.aside.clear()
         self.waiting = self.in_flight = self.batch_bytes = self._open_bytes = 0
 
     def _let_go(self, event: Event) -> None:
@@ -208,7 +282,7 @@ class Division:
 
     def _queued(self, key: Value) -> None:
         """The first event of a key waits for its owner, or for anybody."""
-        if key in self._given_up:
+        if key in self._given_up or key in self._resting:
             return
         owner = self._owners.get(key)
         heads = self._heads if owner is None else self._consumers[owner[0]].heads
@@ -259,7 +333,7 @@ class Division:
         while heads:
             number, key = heads[0]
             queue, (owner, _) = self._queues.get(key), self._owners.get(key, (_NOBODY, 0))
-            may = owner == source and key not in self._given_up
+            may = owner == source and key not in self._given_up and key not in self._resting
             if may and queue is not None and queue[0].number == number:
                 return queue[0]
             heapq.heappop(heads)
@@ -288,7 +362,9 @@ class Division:
     def events(self) -> list[Event]:
         """All that are held."""
         in_flight = [event for consumer in self._consumers.values() for event in consumer.in_flight.values()]
-        return [*in_flight, *self._loose, *(event for queue in self._queues.values() for event in queue)]
+        resting = [event for _, _, event in self._resting_loose]
+        queued = [event for queue in self._queues.values() for event in queue]
+        return [*in_flight, *self._loose, *resting, *queued, *self.aside.values()]
 
     def check(self) -> None:
         events = self.events()
@@ -322,10 +398,12 @@ class Division:
             raise BugError("group: the events of a key are miscounted")
         if not self._given_up <= self._owners.keys():
             raise BugError("group: a key is given up that nobody has")
+        if not self._resting.keys() <= self._queues.keys():
+            raise BugError("group: a key rests of which nothing waits")
         for key, queue in self._queues.items():
             owner = self._owners.get(key)
             heads = self._heads if owner is None else self._consumers[owner[0]].heads
-            if key not in self._given_up and (queue[0].number, key) not in heads:
+            if key not in self._given_up | self._resting.keys() and (queue[0].number, key) not in heads:
                 raise BugError("group: events of a key wait that nobody would find")
 
 

@@ -9,6 +9,12 @@ The broker sends a gap to every consumer, since it does not know whose the event
 later, until a consumer has acknowledged it. It leaves out what consumers had acknowledged before: then the
 gap comes in parts.
 
+A consumer may reject an event: it is tried again, at once or after a while, and its attempts are counted. So
+they are when a consumer is lost, for the oldest event that it had: that is the one it was at. After the last
+attempt that the subscription allows, the event is set aside to be a dead letter (`dead_letters`), and is done
+when that is on disk. Attempts are saved with what is done, and so is the id that a dead letter is given
+before it is published: after a crash that id tells whether it was.
+
 Acknowledgements come in any order. The token is the tick below the oldest event or gap that is open.
 What is done above the token that is on disk is saved as spans, each with something acknowledged in it, and
 is left out when the token brings it back.
@@ -84,6 +90,8 @@ class _Progress:
     left: int = 0  # events in those
     offered: int = 0  # events, those that were done before among them
     newest: int = 0  # the last tick of what is done
+    attempts: dict[int, int] = field(default_factory=dict)  # of events that are not done: those that failed
+    dead: dict[int, bytes] = field(default_factory=dict)  # of those: the ids of their dead letters
 
     @property
     def token(self) -> int:
@@ -138,6 +146,8 @@ class _Progress:
     def close(self, first: int) -> None:
         """That which begins with this tick is acknowledged."""
         event = self.open.pop(first)
+        self.attempts.pop(first, None)
+        self.dead.pop(first, None)
         self.pending -= event.upto - event.before
         self.newest = max(self.newest, event.end)
 
@@ -162,6 +172,8 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
 
     done: list[Span]
     events: int  # that consumers are done with, of all that were ever matched; 0: not known
+    attempts: dict[int, int] = {}
+    dead: dict[int, bytes] = {}
 
 
 class SharedSubscription:
@@ -193,7 +205,10 @@ class SharedSubscription:
         self._dirty: dict[int, None] = {}  # pubends whose row is to be saved
         self._saving: tuple[int, ...] | None = None  # pubends whose rows are on their way
         self._numbers = 0
+        self.max_attempts = 0  # after which an event is a dead letter; 0: never
         self.redelivered = 0
+        self.rejected = 0
+        self.buried = 0  # dead letters
 
     # ---- consumers
 
@@ -204,10 +219,14 @@ class SharedSubscription:
         self._last_gap[consumer] = 0
         return self.assign()
 
-    def leave(self, consumer: int) -> Assigned:
-        """A consumer is gone: what it did not acknowledge goes to others."""
+    def leave(self, consumer: int, *, lost: bool = False) -> Assigned:
+        """A consumer is gone: what it did not acknowledge goes to others. One that is lost has tried the
+        oldest of that, and failed."""
         if consumer not in self._division:
             return []
+        oldest = self._division.oldest(consumer) if lost else None
+        if oldest is not None:
+            self.reject(consumer, oldest.pubend, (oldest.tick,), until_us=0, now_us=0)
         self.redelivered += self._division.leave(consumer)
         del self._last_gap[consumer]
         return self.assign()
@@ -262,6 +281,9 @@ class SharedSubscription:
         if progress.done and progress.done[-1][1] <= message.start:
             progress.done, progress.left = [], 0
         if isinstance(message, DeliverGap):
+            for tick in [tick for tick in progress.attempts if message.start < tick <= message.end]:
+                progress.attempts.pop(tick)
+                progress.dead.pop(tick, None)
             for start, end in progress.offer_gap(message.start, message.end, max(1, message.events)):
                 self._numbers += 1
                 self._gaps[message.pubend, start + 1] = (self._numbers, end)
@@ -279,7 +301,9 @@ class SharedSubscription:
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
             size = EVENT_HEADER_BYTES + offsets[row + 1] - offsets[row]
-            self._division.add(Event(self._numbers, message.pubend, tick, source, row, key, size))
+            attempt = progress.attempts.get(tick, 0) + 1
+            event = Event(self._numbers, message.pubend, tick, source, row, key, size, attempt)
+            self._division.add(event, aside=self._fails(event))
         self._division.trim()
         return self.assign()
 
@@ -324,6 +348,76 @@ class SharedSubscription:
                 progress.close(tick)
                 self._dirty[pubend] = None
         self._division.trim()
+
+    def reject(self, consumer: int, pubend: int, ticks: Iterable[int], *, until_us: int, now_us: int) -> None:
+        """An attempt of this consumer at these events has failed: they are tried again then, or set aside to
+        be dead letters. What it does not hold (any more) is ignored."""
+        progress = self._progress.get(pubend)
+        for tick in () if progress is None else ticks:
+            event = self._division.take_back(consumer, pubend, tick)
+            if event is None or progress is None:
+                continue
+            self.rejected += 1
+            progress.attempts[tick] = event.attempt
+            self._dirty[pubend] = None
+            event.attempt += 1
+            if self._fails(event):
+                self._division.set_aside(event)
+            else:
+                self._division.rest(event, until_us)
+        self._division.wake(now_us)
+
+    def _fails(self, event: Event) -> bool:
+        """It is a dead letter, or is to be one."""
+        is_dead = event.tick in self._progress[event.pubend].dead
+        return is_dead or 0 < self.max_attempts < event.attempt
+
+    def attempts(self, pubend: int, ticks: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+        """Which of these events are not tried for the first time: tick and attempt."""
+        failed = self._progress[pubend].attempts
+        return tuple((tick, failed[tick] + 1) for tick in ticks.tolist() if tick in failed) if failed else ()
+
+    def wake(self, now_us: int) -> Assigned:
+        """What has rested is given out."""
+        return self.assign() if self._division.wake(now_us) else []
+
+    @property
+    def uneasy(self) -> bool:
+        """Something rests, or is set aside."""
+        return bool(self._division.aside) or self._division.next_wake() is not None
+
+    def next_wake(self) -> int | None:
+        return self._division.next_wake()
+
+    # ---- dead letters
+
+    @property
+    def aside(self) -> list[Event]:
+        """Events that are to be dead letters."""
+        return list(self._division.aside.values())
+
+    def dead_id(self, event: Event) -> bytes | None:
+        """The id that its dead letter was given."""
+        return self._progress[event.pubend].dead.get(event.tick)
+
+    def give_id(self, event: Event, identity: bytes) -> None:
+        """Its dead letter is published under this id, once that is saved."""
+        self._progress[event.pubend].dead[event.tick] = identity
+        self._dirty[event.pubend] = None
+
+    def bury(self, pubend: int, tick: int) -> None:
+        """Its dead letter is on disk: the event is done, also if it was forgotten meanwhile."""
+        progress = self._progress[pubend]
+        self.buried += 1
+        self._dirty[pubend] = None
+        if self._division.done_aside(pubend, tick):
+            progress.close(tick)
+            self._division.trim()
+        elif tick > progress.position:
+            progress.done = union([*progress.done, (tick - 1, tick)])
+            progress.left += 1
+            progress.attempts.pop(tick, None)
+            progress.dead.pop(tick, None)
 
     def _done_gap(self, consumer: int, pubend: int, first: int) -> bool:
         number, _ = self._gaps.get((pubend, first), (0, 0))
@@ -372,7 +466,9 @@ class SharedSubscription:
         progress, matched = self._progress[pubend], self._matched(pubend)
         done = progress.done_above(self._saved(pubend))
         events = 0 if matched is None else matched + progress.finished
-        return msgspec.msgpack.encode(_Row(done, events)) if done else None
+        if not (done or progress.attempts):
+            return None
+        return msgspec.msgpack.encode(_Row(done, events, progress.attempts, progress.dead))
 
     def _saved_rows(
         self, pubends: tuple[int, ...], then: Written, turn: Turn, error: PostroadError | None
@@ -402,6 +498,10 @@ class SharedSubscription:
             if key[:4] == self.subscriber.to_bytes(4, "big") and pubend in self._progress:
                 row, progress = read_done(key, value), self._progress[pubend]
                 progress.done = [span for span in row.done if span[1] > token[pubend]]
+                progress.attempts = {tick: n for tick, n in row.attempts.items() if tick > token[pubend]}
+                progress.dead = {
+                    tick: identity for tick, identity in row.dead.items() if tick > token[pubend]
+                }
                 progress.left = max(0, row.events - (self._matched(pubend) or 0)) if progress.done else 0
 
     # ---- inspection
@@ -413,10 +513,15 @@ class SharedSubscription:
             "in_flight": self._division.in_flight,
             "keys": self._division.keys,
             "redelivered": self.redelivered,
+            "rejected": self.rejected,
+            "dead_letters": self.buried,
         }
 
     def check(self) -> None:
         self._division.check()
+        for progress in self._progress.values():
+            if not progress.dead.keys() <= progress.attempts.keys():
+                raise BugError("group: a dead letter without an attempt")
         places = [*((event.pubend, event.tick) for event in self._division.events()), *self._gaps]
         if sorted(places) != sorted(
             (pubend, tick) for pubend, progress in self._progress.items() for tick in progress.open

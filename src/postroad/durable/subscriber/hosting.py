@@ -58,6 +58,7 @@ from postroad.durable.subscriber.subscriptions import (
 )
 from postroad.errors import BugError, UsageError
 from postroad.events.token import MAX_TOKEN_PUBENDS, CheckpointToken
+from postroad.ids import is_history
 from postroad.seam.storage import Reader
 from postroad.seam.turn import Turn
 from postroad.selectors import MatchIndex
@@ -667,9 +668,25 @@ class Hosting:
         """Events and microseconds that a subscription is behind."""
         return self.subscriptions.lag(subscription, now_us, self._matched)
 
+    def lag_here(self, subscription: Subscription, broker: int) -> int:
+        """Events of pubends of that broker that were matched and are not acknowledged."""
+        return sum(
+            cursor.lag(self._matched(subscription.id, pubend))
+            for pubend, cursor in subscription.cursors.items()
+            if pubend >> 32 == broker and not is_history(pubend)
+        )
+
     def row(self, subscription: Subscription, now_us: int, done: int = 0) -> dict[str, object]:
         """One subscription; `done`: events acknowledged above the token, of a shared one."""
-        return self.subscriptions.status(subscription, now_us, self._matched, done)
+        row = self.subscriptions.status(subscription, now_us, self._matched, done)
+        return {**row, "mode": self._mode(subscription)}
+
+    def _mode(self, subscription: Subscription) -> str:
+        """In which streams a subscription is: consolidated in all, or catching up in some; "" while away."""
+        if subscription.session is None:
+            return ""
+        catches_up = any(subscription.id in followed.catchups for followed in self._pubends.values())
+        return "catchup" if catches_up else "consolidated"
 
     def status(self) -> dict[str, object]:
         return {

@@ -577,6 +577,7 @@ class NoDurableSubscribers:
         self._interest = interest
         self._inquiries = inquiries
         board.query(CLAIMS, self._asked)
+        board.report("subs", lambda _asking: {"subscriptions": [], "groups": [], "more": False})
         board.from_client(Ack, self._ignore)
 
     def _asked(self, turn: Turn, broker: int, number: int, _body: bytes) -> None:

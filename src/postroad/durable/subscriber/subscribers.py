@@ -21,6 +21,7 @@ from postroad.clients.quotas import Quotas
 from postroad.durable.publisher.release import Report
 from postroad.durable.subscriber.claims import MAX_CLAIMS, Row
 from postroad.durable.subscriber.consumers import DurableGroups
+from postroad.durable.subscriber.dead_letters import Publishing
 from postroad.durable.subscriber.desk import DurableDesk
 from postroad.durable.subscriber.following import Following
 from postroad.durable.subscriber.groups import TABLE as GROUPS
@@ -49,6 +50,7 @@ from postroad.durable.subscriber.subscriptions import (
 from postroad.errors import (
     BugError,
     DeletedError,
+    DeniedError,
     PeerError,
     PostroadError,
     UnavailableError,
@@ -56,6 +58,7 @@ from postroad.errors import (
     shorten,
 )
 from postroad.events.token import CheckpointToken
+from postroad.events.topics import check_topic, pattern_matches
 from postroad.ids import SubscriptionKey, SubscriptionKind, is_history, is_volatile, pubend_text
 from postroad.links.access import ANONYMOUS
 from postroad.links.links import Links
@@ -75,12 +78,14 @@ from postroad.wire.frames import (
     Acked,
     Ended,
     InterestUpdate,
+    Limits,
     Subscribe,
     Subscribed,
     encode,
 )
 
 EXPIRE_US: Final = SECOND_US  # what moved away, and who holds up others, is looked at this often
+MAX_ATTEMPTS: Final = 1_000_000  # that a subscription may allow
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
 AHEAD_US: Final = 60 * SECOND_US  # clocks differ, but not by more
 Sent = Callable[[Receivers, Deliver | DeliverGap, int], None]
@@ -110,6 +115,8 @@ class DurableSubscribers:
         retired: Callable[[int], bool],
         tracking: Tracking | None,
         quotas: Quotas,
+        limits: Limits,
+        publishing: Publishing,
         report: Callable[[int, Report], None],
         sent: Sent,
         now_us: int,
@@ -117,7 +124,7 @@ class DurableSubscribers:
         self._me, self._topology, self._tracking = me, topology, tracking
         self._links, self._interest, self._routing = links, interest, routing
         self._flood, self._report, self._sent = flood, report, sent
-        self._quotas = quotas
+        self._quotas, self._limits = quotas, limits
         self._give_back: dict[int, Callable[[], None]] = {}  # by subscription: its part of a quota
         self._sessions = Sessions()
         # New subscriptions that were confirmed to nobody yet: who is missing; None while routing asks them.
@@ -142,9 +149,7 @@ class DurableSubscribers:
         )
         tables = {name: board.table(name, reader) for name, reader in TABLES.items()}
         self.hosting.recover(tables)
-        self._groups = DurableGroups(
-            hosting=self.hosting, links=links, rows=tables[GROUPS], record=self._record, acked=self._acked
-        )
+        self._groups = self._make_groups(tables[GROUPS], publishing)
         self.moving = Moving(
             board,
             me=me,
@@ -165,12 +170,27 @@ class DurableSubscribers:
         )
         self._join(board)
 
+    def _make_groups(self, rows: Mapping[bytes, bytes], publishing: Publishing) -> DurableGroups:
+        return DurableGroups(
+            hosting=self.hosting,
+            links=self._links,
+            rows=rows,
+            me=self._me,
+            limits=self._limits,
+            publishing=publishing,
+            record=self._record,
+            acked=self._acked,
+        )
+
     def _join(self, board: Switchboard) -> None:
         """Others hear of this room; what was here before a restart has begun wherever it begins."""
+        self._delivered = 0  # events, once for each that was handed one
         board.from_client(Ack, self._ack)
         board.peers("client", down=self._closed)
         board.start(self._start)
         board.metrics(self.hosting.metrics)
+        board.metrics(self._groups.metrics)
+        board.metrics(lambda: {"durable_deliveries_total": self._delivered})
         for subscription in self.hosting.subscriptions:
             self._interest.subscribe(durable_key(subscription.id), subscription.selector)
             self._give_back[subscription.id] = self._quotas.restore(
@@ -259,6 +279,9 @@ class DurableSubscribers:
 
     def _record(self, receivers: Receivers, message: Deliver | DeliverGap, now_us: int) -> None:
         """These were handed this."""
+        if isinstance(message, Deliver) and message.batch is not None:
+            rows = message.batch.count if message.rows is None else len(message.rows)
+            self._delivered += rows * len(receivers)
         if is_history(message.pubend):
             return
         if isinstance(message, Deliver) and message.batch is not None and self._tracking is not None:
@@ -321,6 +344,7 @@ class DurableSubscribers:
         """UsageError or UnavailableError if it cannot be."""
         check_name(message.durable, message.ack)
         check_key(message.key)
+        self._check_policy(connection, message)
         if message.epoch and (message.shared or not (message.ack and message.token)):
             raise UsageError(
                 f"a client remembers the token that its broker keeps, not that of a shared subscription:"
@@ -331,6 +355,31 @@ class DurableSubscribers:
         if heard or not self.moving.look(connection, message, selector, turn.now_us):
             self.begin(turn, connection, message, selector)
 
+    def _check_policy(self, connection: int, message: Subscribe) -> None:
+        """UsageError unless dead letters can go where they are to."""
+        if not message.dead_letters and not message.max_attempts:
+            return
+        if not message.shared or not message.dead_letters or not 1 <= message.max_attempts <= MAX_ATTEMPTS:
+            raise UsageError(
+                f"a shared subscription has dead letters: a topic, and after how many attempts, 1 to"
+                f" {MAX_ATTEMPTS:,}; not {message.dead_letters!r} and {message.max_attempts}"
+            )
+        check_topic(message.dead_letters, self._limits)
+        if pattern_matches(message.topic or "#", message.dead_letters):
+            raise UsageError(
+                f"dead letters on {message.dead_letters!r} would come to the subscription to"
+                f" {message.topic!r} itself: choose a topic that it does not match"
+            )
+        if not self._links.may_publish(connection, message.dead_letters):
+            raise DeniedError(f"an access rule forbids publishing to {message.dead_letters!r}")
+
+    def _set_policy(self, subscription: Subscription, message: Subscribe) -> None:
+        """Whoever says how often events are tried says it for all consumers."""
+        if message.max_attempts:
+            subscriptions = self.hosting.subscriptions
+            subscriptions.set_policy(subscription, message.max_attempts, message.dead_letters)
+            self._groups.set_policy(subscription)
+
     def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """Subscribe, once this broker has heard all that others know of the name."""
         subscriptions = self.hosting.subscriptions
@@ -340,6 +389,7 @@ class DurableSubscribers:
         if message.shared and known is not None and known.session is not None:
             known.check_same(selector, message.shared, message.key)
             self._groups.admit(known)
+            self._set_policy(known, message)
             session = self._sessions.open(connection, message.number, known)
             self._groups.join(turn, known.id, session.id, connection, message.number)
             self._resume(turn, session)
@@ -442,6 +492,7 @@ class DurableSubscribers:
         returned = known is not None and known.moved_at is not None
         attached = self.hosting.attach(turn, wanted)
         subscription = attached.subscription
+        self._set_policy(subscription, message)
         session = self._sessions.open(connection, message.number, subscription)
         session.token, session.created = token, attached.created or subscription.id in self._unconfirmed
         if subscription.shared and subscription.session is not None:
@@ -581,7 +632,7 @@ class DurableSubscribers:
             return  # it ended meanwhile
         if session.shared:
             ticket = self._ticket(session, message) if message.ticket else None
-            self._groups.ack(turn, session.subscriber, session.id, message.events, ticket)
+            self._groups.ack(turn, session.subscriber, session.id, message, ticket)
             self.hosting.credit(turn, session.subscriber)
             return
         try:
@@ -636,13 +687,13 @@ class DurableSubscribers:
     def _forget_later(self, session: Session, turn: Turn) -> None:
         """Nothing is sent to it meanwhile: its connection has no credit."""
         if self._sessions.get(session.id) is session:
-            self._forget(turn, session)
+            self._forget(turn, session, lost=True)
 
-    def _forget(self, turn: Turn, session: Session) -> None:
+    def _forget(self, turn: Turn, session: Session, *, lost: bool = False) -> None:
         self._sessions.close(session)
         gone: int | None = session.id
         if session.shared:
-            gone = self._groups.leave(turn, session.subscriber, session.id)
+            gone = self._groups.leave(turn, session.subscriber, session.id, lost=lost)
         if gone is not None:
             self.hosting.detach(gone)
             if self._tracking is not None:
@@ -696,7 +747,7 @@ class DurableSubscribers:
         self._following.pull(turn)
         if self._following.active:
             self.hosting.tick(turn)
-            self._groups.flush(turn)
+            self._groups.tick(turn)
         else:
             self.hosting.subscriptions.flush(turn)
         if now_us >= self._expire_at:
@@ -718,6 +769,33 @@ class DurableSubscribers:
         hosting = self.hosting if self._following.active else self.hosting.subscriptions
         due = [room.next_deadline() for room in (hosting, self._groups, self.readers, self.moving)]
         return min((deadline for deadline in due if deadline is not None), default=None)
+
+    # ---- a broker that drains
+
+    def attached(self) -> frozenset[int]:
+        """Those with a client that may go on at another broker."""
+        return frozenset(
+            subscription.id
+            for subscription in self.hosting.subscriptions
+            if subscription.session is not None and not subscription.shared
+        )
+
+    def reads(self, connection: int) -> bool:
+        """Whether this client has one of them."""
+        return bool(self._sessions.on(connection))
+
+    def behind(self, connection: int) -> int:
+        """Events published here that this client has not acknowledged."""
+        return sum(
+            self.hosting.lag_here(self.hosting.subscriptions.by_id(session.subscriber), self._me)
+            for session in self._sessions.on(connection)
+            if not session.shared
+        )
+
+    def still_here(self, subscribers: frozenset[int]) -> bool:
+        """Whether one of these has neither moved nor is deleted."""
+        known = (self.hosting.subscriptions.find(number) for number in subscribers)
+        return any(subscription is not None and subscription.moved_at is None for subscription in known)
 
     # ---- inspection
 

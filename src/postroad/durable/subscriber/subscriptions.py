@@ -6,10 +6,10 @@ that only says what may be forgotten, and is saved now and then. If the broker k
 or "manual") it is the token, and an acknowledgement is confirmed when it is on disk; those of one turn
 share a save. What is reported up the tree is always what is saved.
 
-Decisions (docs/durable.md): a name that comes back with another selector is refused; a second connection
-under one name takes it over, the first is ended; at two brokers the higher epoch has it, and the other one
-lets go, but holds what the subscription has not acknowledged until the new one was reachable for `HOLD_US`
-and has reported.
+Decisions (docs/explanation/durable.md): a name that comes back with another selector is refused; a second
+connection under one name takes it over, the first is ended; at two brokers the higher epoch has it, and the
+other one lets go, but holds what the subscription has not acknowledged until the new one was reachable for
+`HOLD_US` and has reported.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class _Row(msgspec.Struct, frozen=True):
     late: int = 0
     born: int = 0  # in rows of earlier versions: created_us
     principal: str = ""  # in rows of earlier versions: not known
+    max_attempts: int = 0
+    dead_letters: str = ""
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ class Subscription:
     late: int = 0  # it begins after this tick on pubends that its broker hears of later
     born: int = 0  # when it was made, at whichever broker: another one, of the same name, began anew
     principal: str = ""  # that it belongs to; "": nobody in particular, and the next one that has a name
+    max_attempts: int = 0  # of a shared one: after so many an event is a dead letter; 0: never
+    dead_letters: str = ""  # their topic
     session: int | None = None  # the broker's handle of its connection; None: not connected
     moved_at: int | None = None  # another broker hosts it since then
     cursors: dict[int, Cursor] = field(default_factory=dict)  # by pubend
@@ -262,6 +266,13 @@ class Subscriptions:
         self._next += 1
         self._by_name[made.name] = self._by_id[made.id] = made
         return made
+
+    def set_policy(self, subscription: Subscription, max_attempts: int, dead_letters: str) -> None:
+        """How often events of a shared subscription are tried, and where they go then, for all consumers."""
+        if (subscription.max_attempts, subscription.dead_letters) != (max_attempts, dead_letters):
+            subscription.max_attempts, subscription.dead_letters = max_attempts, dead_letters
+            self._dirty_names[subscription.name] = None
+            self._save_at = 0
 
     def detach(self, session: int) -> Subscription | None:
         """The connection is gone; the subscription stays."""
@@ -564,6 +575,8 @@ class Subscriptions:
                 subscription.late,
                 subscription.born,
                 subscription.principal,
+                subscription.max_attempts,
+                subscription.dead_letters,
             )
         )
 
@@ -603,6 +616,8 @@ class Subscriptions:
                 max(0, row.late),
                 row.born or row.created_us,
                 row.principal,
+                row.max_attempts,
+                row.dead_letters,
             )
             self._by_name[subscription.name] = self._by_id[subscription.id] = subscription
             self._next = max(self._next, subscription.id + 1)

@@ -203,7 +203,7 @@ class Reader:
                 self.absent[-1] = (self.absent[-1][0], now_us)
         self._made_twice |= self._records.unheard_of(self, broker)
         if self.ack and (deleted or self._made_twice):
-            # Its name is gone, or could not be known there: it may have begun anew (docs/simulator.md).
+            # Its name is gone, or not known there: it may have begun anew (docs/explanation/simulator.md).
             known = {*self.begins, *self.got, *self._position, *self._named}
             owed_gaps = resumed and not self.since_us  # else it begins there again, and has missed nothing
             self.anew = {0, *known} if owed_gaps else set()

@@ -1,5 +1,5 @@
-"""What queues are judged by (spec Q3, Q5, Q7, Q9): exactly once, in order, nothing lost, one responsible
-broker, as many replicas as there should be, and equal ones."""
+"""What queues are judged by (spec Q3, Q5, Q7, Q9): exactly once, in order, nothing lost, nothing stuck, one
+responsible broker, as many replicas as there should be, and equal ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from postroad.broker.core import Broker
 from postroad.queues.arc_state import Machine
-from postroad.queues.inbox import Extent, Stored, decode_snapshot, relocate
+from postroad.queues.inbox import Extent, Inboxes, Stored, decode_snapshot, relocate
 from postroad.queues.views import Arc
 from postroad.sim.judge.violation import Violation
 
@@ -21,11 +21,22 @@ class QueueLedger:
         self._sent: dict[tuple[str, str], list[int]] = {}  # (source, inbox) -> ids in order
         self._kept: dict[tuple[str, str], set[int]] = {}
         self._accepted: dict[tuple[str, str], set[int]] = {}
+        self._expiring: set[tuple[str, str, int]] = set()  # source, inbox, id: these need not be accepted
+        self._payloads: dict[tuple[str, str, int], bytes] = {}
         self._last: dict[tuple[str, str, str], int] = {}  # of each consumer
         self.kept_count = self.accepted_count = 0
 
-    def sent(self, source: str, inbox: str, number: int) -> None:
+    def sent(
+        self, source: str, inbox: str, number: int, payload: bytes = b"", *, expires: bool = False
+    ) -> None:
         self._sent.setdefault((source, inbox), []).append(number)
+        self._payloads[source, inbox, number] = payload
+        if expires:
+            self._expiring.add((source, inbox, number))
+
+    def handed(self, source: str, inbox: str, number: int, payload: bytes) -> None:
+        if self._payloads[source, inbox, number] != payload:
+            self.wrong(f"message {number} of {source} to {inbox} came with another payload than it was sent")
 
     def sent_by(self, source: str) -> list[int]:
         return [number for (name, _), sent in self._sent.items() if name == source for number in sent]
@@ -61,7 +72,12 @@ class QueueLedger:
             if missing:
                 text = f"{source} was never told that {missing[:5]} to {inbox} are kept"
                 raise Violation("kept", text, (source,))
-            lost = [number for number in numbers if number not in self._accepted.get((source, inbox), ())]
+            accepted = self._accepted.get((source, inbox), set())
+            lost = [
+                number
+                for number in numbers
+                if number not in accepted and (source, inbox, number) not in self._expiring
+            ]
             if lost:
                 text = f"messages {lost[:5]} of {source} to {inbox} were kept and never came"
                 raise Violation("lost", text, (source,))
@@ -105,6 +121,18 @@ def check_one_responsible(brokers: Mapping[str, Broker], arcs: Iterable[int]) ->
                     text = f"{name} and {serving[key]} both serve arc {arc} in epoch {core.view.epoch}"
                     raise Violation("responsible", text, (name, serving[key]))
                 serving[key] = name
+
+
+def check_empty(brokers: Mapping[str, Broker], arcs: Iterable[int]) -> None:
+    """At rest: whatever was kept has been accepted or is dead; nothing waits for anybody."""
+    for arc in arcs:
+        for name, core in cores_of(brokers, arc):
+            if core.serving and isinstance(core.machine, Inboxes):
+                for inbox, state in core.machine.inboxes.items():
+                    if state.messages:
+                        waiting = [(each.source[-8:], each.id) for each in state.messages.values()][:5]
+                        text = f"{len(state.messages)} messages wait in {inbox} at {name}, first {waiting}"
+                        raise Violation("stuck", text, (name,))
 
 
 def check_whole(brokers: Mapping[str, Broker], arcs: Iterable[int], replicas: int) -> None:

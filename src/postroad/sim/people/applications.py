@@ -153,9 +153,8 @@ class Application:
         if self.world.now_us < self.comes_us:
             self.world.at(self.comes_us, self.start)
             return
-        settings = ClientSettings(addresses=self.addresses, name=self.name, window=self._window)
         self.world.note(self.name, "starts")
-        self.life = Life(self.world, self.network, settings, self._hear_life)
+        self.life = Life(self.world, self.network, self._settings(), self._hear_life)
         self._begin()
         self.life.start()
 
@@ -212,7 +211,10 @@ class Application:
             case _:
                 self._hear(effect)
 
-    # -- what the two kinds do
+    def _settings(self) -> ClientSettings:
+        return ClientSettings(addresses=self.addresses, name=self.name, window=self._window)
+
+    # -- what the kinds of applications do
 
     def _begin(self) -> None:
         """A process begins."""

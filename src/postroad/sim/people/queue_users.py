@@ -1,7 +1,7 @@
 """Applications that use queues in the simulated world: sources that send, consumers that accept.
 
 They speak the wire protocol, lose their connection, go on at another broker, and send again under the same
-ids what was not answered, as docs/protocol.md tells a client to.
+ids what was not answered, as docs/reference/protocol.md tells a client to.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class QueueConsumer(_User):
         self._place = b""
         self._open: dict[int, tuple[bytes, tuple[str, int]]] = {}  # ticket -> key, who sent what
         self._ticket = 0
-        self._done: set[bytes] = set()
+        self._done: set[tuple[str, int]] = set()  # as clients do, it counts a message once
 
     def welcomed(self) -> None:
         self._number += 1
@@ -263,6 +263,6 @@ class QueueConsumer(_User):
         key, (source, number) = settled
         if message.code:
             self.later(lambda: self._settle(key, (source, number)))
-        elif message.outcomes == ("accepted",) and key not in self._done:
-            self._done.add(key)
+        elif message.outcomes == ("accepted",) and (source, number) not in self._done:
+            self._done.add((source, number))
             self._ledger.accepted(source, self._inbox, number, self.name)

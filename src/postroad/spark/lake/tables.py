@@ -8,7 +8,7 @@ all at once or not at all. A commit of a batch carries the batch's number as an 
 that a batch which is committed again changes nothing. Compaction commits files in place of others; two that
 replace the same ones exclude each other, and what lands meanwhile stays.
 
-Any engine that reads Delta reads a lake. docs/pipeline.md describes every column.
+Any engine that reads Delta reads a lake. docs/reference/pipeline.md describes every column.
 """
 
 from __future__ import annotations

@@ -1,0 +1,143 @@
+"""`postroad backup` of a broker under load, `postroad restore`, and what the restored broker says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.worlds.process_clients import Publisher, cli, run
+from tests.worlds.processes import KEEP, SOURCE, Brokers, configured
+
+import postroad
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "postroad", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        check=False,
+    )
+
+
+async def read_all(address: str, last: int) -> list[int | str]:
+    """From the beginning up to that number; a Gap is "gap"."""
+    got: list[int | str] = []
+    async with (
+        postroad.connect(address, timeout=60) as client,
+        client.subscribe("t", durable="reader") as events,
+    ):
+        async for event in events:
+            got.append("gap" if isinstance(event, postroad.Gap) else int(event.payload))
+            if got[-1] == last:
+                return got
+    raise AssertionError(got)
+
+
+def test_a_backup_under_load_has_all_that_was_answered_and_what_came_later_is_a_gap(brokers: Brokers) -> None:
+    extra = configured(brokers.folder, KEEP)
+    broker = brokers.start("b1", extra=extra)
+    target = brokers.folder / "backup"
+
+    async def load() -> tuple[int, int]:
+        async with postroad.connect(broker.address) as client, client.subscribe("t", durable="reader"):
+            pass
+        publisher = Publisher(broker.address)
+        task = asyncio.create_task(publisher.run())
+        await asyncio.sleep(1)
+        before = publisher.acknowledged[-1]
+        made = await asyncio.to_thread(cli, broker.address, "backup", str(target), "--json")
+        assert made.returncode == 0, made.stderr
+        facts = json.loads(made.stdout)
+        assert facts["broker"] == "b1"
+        assert facts["files"] >= 4
+        await asyncio.sleep(0.5)
+        publisher.stopped = True
+        await task
+        return before, publisher.acknowledged[-1]
+
+    async def check(before: int, last: int) -> None:
+        async with postroad.connect(restored.address, timeout=60) as client:
+            await client.publish("t", str(last + 1), mode="durable")
+        got = await read_all(restored.address, last + 1)
+        numbers = [number for number in got if number != "gap"]
+        held = numbers[-2]
+        assert isinstance(held, int)
+        assert numbers == [*range(held + 1), last + 1]  # nothing is missing of what it has
+        assert before <= held < last
+        assert got[-2] == "gap"  # and what it lost is said
+
+    before, last = 0, 0
+
+    async def both() -> None:
+        nonlocal before, last
+        before, last = await load()
+
+    run(both())
+    broker.kill()
+    shutil.rmtree(broker.data)
+    put_back = command("restore", str(target), "--data", str(broker.data))
+    assert put_back.returncode == 0, put_back.stderr
+    assert f"postroad up --data {broker.data}" in put_back.stdout
+    restored = broker.start()
+    run(check(before, last))
+
+
+def test_nonsense_is_refused_in_one_line_and_changes_nothing(brokers: Brokers, tmp_path: Path) -> None:
+    broker = brokers.start("b1")
+    target = tmp_path / "backup"
+    assert command("backup", str(target), "--data", str(broker.data)).returncode == 0
+
+    def refused(*arguments: str) -> str:
+        before = sorted(path for path in tmp_path.rglob("*"))
+        outcome = command(*arguments)
+        assert outcome.returncode in (1, 2), outcome.stdout
+        assert outcome.stderr.startswith("postroad: ")
+        assert outcome.stderr.count("\n") == 1
+        assert "Traceback" not in outcome.stderr
+        assert sorted(path for path in tmp_path.rglob("*")) == before
+        return outcome.stderr
+
+    assert "is not empty" in refused("backup", str(target), "--data", str(broker.data))
+    assert "in use by a broker" in refused("restore", str(target), "--data", str(broker.data))
+    assert "is not the data folder of a broker" in refused(
+        "backup", str(tmp_path / "x"), "--data", str(target / "log")
+    )
+    assert "no whole backup" in refused("restore", str(broker.data), "--data", str(tmp_path / "y"))
+    database = target / "postroad.db"
+    whole = database.read_bytes()
+    database.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "is damaged" in refused("restore", str(target), "--data", str(tmp_path / "y"))
+    database.write_bytes(whole)
+    manifest = target / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"postroad.db"', '"../postroad.db"'))
+    assert "not within a data folder" in refused("restore", str(target), "--data", str(tmp_path / "y"))
+    manifest.write_text(text[:-10])
+    assert "cannot be read" in refused("restore", str(target), "--data", str(tmp_path / "y"))
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_restored_broker_is_the_same_one(brokers: Brokers, tmp_path: Path, running: bool) -> None:
+    broker = brokers.start("b1")
+    number = json.loads(cli(broker.address, "status", "--json").stdout)["number"]
+    if not running:
+        assert broker.stop() == 0
+    assert command("backup", str(tmp_path / "backup"), "--data", str(broker.data)).returncode == 0
+    if running:
+        assert broker.stop() == 0
+    folder = tmp_path / "other"
+    assert command("restore", str(tmp_path / "backup"), "--data", str(folder), "--json").returncode == 0
+    for path in folder.rglob("*"):
+        assert not path.stat().st_mode & 0o077, path
+    other = brokers.start("b1", extra=("--data", str(folder)))
+    status = json.loads(cli(other.address, "status", "--json").stdout)
+    assert (status["number"], status["name"]) == (number, "b1")
