@@ -220,6 +220,8 @@ class Identity:
     boot: int  # higher at every start, also after one of a folder that was restored from a backup
     starts: int  # how many there were, with this one
     before: int | None = None  # the boot number before this one, 0 at the first start; None: not known
+    # Another number each time that what it said to others before is no longer known here; 0 until then.
+    life: int = 0
 
 
 def check_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""`postroad backup` of a broker under load, `postroad restore`, and what the restored broker says."""
+"""`postroad backup` of a broker under load, `postroad restore`, and what becomes of data that went back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.worlds.process_clients import Publisher, cli, run
-from tests.worlds.processes import KEEP, SOURCE, Brokers, configured
+from tests.worlds.process_clients import Publisher, cli, reachable, run
+from tests.worlds.processes import KEEP, SOURCE, BrokerProcess, Brokers, configured, wait_until
 
 import postroad
 
@@ -141,3 +141,115 @@ def test_a_restored_broker_is_the_same_one(brokers: Brokers, tmp_path: Path, run
     other = brokers.start("b1", extra=("--data", str(folder)))
     status = json.loads(cli(other.address, "status", "--json").stdout)
     assert (status["number"], status["name"]) == (number, "b1")
+
+
+async def send(address: str, numbers: range) -> None:
+    async with postroad.connect(address, timeout=60) as client:
+        for number in numbers:
+            await client.application("shop").send("inventory", str(number).encode(), kind="transactional")
+
+
+async def accept(address: str, count: int) -> list[int]:
+    """The numbers of the next messages."""
+    got: list[int] = []
+    async with postroad.connect(address, timeout=60) as client:
+        async for message in client.application("inventory").inbox():
+            await message.accept()
+            got.append(int(message.payload))
+            if len(got) == count:
+                return got
+    raise AssertionError(got)
+
+
+def accepted(address: str, count: int) -> list[int]:
+    return asyncio.run(asyncio.wait_for(accept(address, count), 60))
+
+
+def ring_node(address: str) -> str:
+    return str(json.loads(cli(address, "status", "--json").stdout)["ring"]["node"])
+
+
+def restored_folder(backup: Path, broker: BrokerProcess) -> None:
+    shutil.rmtree(broker.data)
+    outcome = command("restore", str(backup), "--data", str(broker.data))
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_a_restored_broker_joins_the_queues_of_those_that_went_on_as_a_new_node(
+    brokers: Brokers, tmp_path: Path
+) -> None:
+    """Responsibility 2: it has forgotten what it promised, and votes no more."""
+    running = brokers.ring(3)
+    first, *others = running
+    run(send(first.address, range(20)))
+    assert command("backup", str(tmp_path / "b"), "--data", str(first.data)).returncode == 0
+    assert accepted(others[0].address, 10) == [*range(10)]
+    run(send(others[1].address, range(20, 30)))
+    before = ring_node(first.address)
+    first.kill()
+    restored_folder(tmp_path / "b", first)
+    first.start()
+    assert ring_node(first.address) != before
+    assert accepted(first.address, 20) == [*range(10, 30)]
+    # It keeps its new id from then on, and has a place in the ring again.
+    joined = ring_node(first.address)
+    assert first.stop() == 0
+    first.start()
+    assert ring_node(first.address) == joined
+    wait_until(lambda: len(leaves(first.address)) == 2, "it knows both others")
+
+
+def leaves(address: str) -> list[str]:
+    found: list[str] = json.loads(cli(address, "status", "--json").stdout)["ring"]["leaves"]
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_queues_of_a_network_that_is_restored_whole_go_on_after_a_rescue(
+    brokers: Brokers, tmp_path: Path, count: int
+) -> None:
+    """Responsibility 8: nobody is left who knows what was promised after the backups."""
+    running = brokers.line(count)
+    run(send(running[0].address, range(10)))
+    for broker in running:
+        backup = tmp_path / f"{broker.name}.backup"
+        assert command("backup", str(backup), "--data", str(broker.data)).returncode == 0
+    for broker in running:
+        broker.kill()
+    for broker in running:
+        restored_folder(tmp_path / f"{broker.name}.backup", broker)
+        broker.start()
+    run(reachable(running[-1].address, count))
+    asked = cli(running[-1].address, "queues", "rescue")
+    assert "all but what backups brought back" in asked.stdout, asked
+    assert cli(running[-1].address, "queues", "rescue", "--yes").returncode == 0
+    assert accepted(running[-1].address, 10) == [*range(10)]
+    run(send(running[0].address, range(10, 12)))
+    assert accepted(running[0].address, 2) == [10, 11]
+
+
+def test_a_restore_that_was_cut_short_leaves_nothing_that_starts(brokers: Brokers, tmp_path: Path) -> None:
+    broker = brokers.start("b1")
+    run(send(broker.address, range(1)))
+    assert command("backup", str(tmp_path / "b"), "--data", str(broker.data)).returncode == 0
+    assert broker.stop() == 0
+    restored_folder(tmp_path / "b", broker)
+    # As a kill before the last step leaves it.
+    (broker.data / "postroad.db").rename(broker.data / "postroad.db.unfinished")
+    outcome = command("up", "--listen", "127.0.0.1:0", "--data", str(broker.data))
+    assert outcome.returncode == 1
+    assert "postroad.db is lost" in outcome.stderr
+
+
+def test_queues_of_a_lone_broker_whose_log_lost_its_end_go_on_after_a_rescue(brokers: Brokers) -> None:
+    """Responsibility 8: the only copy is read up to where it ends, and only if an administrator says so."""
+    broker = brokers.start("b1")
+    run(send(broker.address, range(10)))
+    broker.kill()
+    newest = max((broker.data / "log").glob("*.log"))
+    with newest.open("r+b") as log:
+        log.truncate(newest.stat().st_size - 1)
+    broker.start()
+    wait_until(lambda: "may lack their ends" in broker.log.read_text(), "it says so")
+    assert cli(broker.address, "queues", "rescue", "--yes").returncode == 0
+    assert accepted(broker.address, 9) == [*range(9)]

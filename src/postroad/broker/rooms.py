@@ -7,7 +7,7 @@ at the end of this file, which hands on to the upper one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from postroad.besteffort.forwarding import Forwarding
 from postroad.besteffort.ledger import Ledger
@@ -74,6 +74,8 @@ class Start:
 
 class Rooms:
     def __init__(self, start: Start) -> None:
+        if start.config.queues.memory_only or start.streams is None:
+            start = replace(start, identity=replace(start.identity, life=start.identity.boot))
         self.tracking = start.tracking
         self._publishers, self._receipts = Publishers(start.identity), Receipts()
         self._make_graph(start)
@@ -151,6 +153,7 @@ class Rooms:
             name=identity.name,
             boot=identity.boot,
             before=identity.before,
+            life=identity.life,
             address=config.links.address,
         )
         self.links = Links(
@@ -350,8 +353,7 @@ class Rooms:
 
     def _make_discovery_and_queues(self, start: Start) -> None:
         board, config, identity, streams = start.board, start.config, start.identity, start.streams
-        volatile = config.queues.memory_only or streams is None
-        node = ring_id(identity.node, identity.boot, volatile=volatile)
+        node = ring_id(identity.node, identity.life)
         self.discovery = Discovery(
             board,
             me=identity,
@@ -370,7 +372,6 @@ class Rooms:
         self.ring = Ring(
             board,
             me=node,
-            volatile=volatile,
             settings=RingSettings(
                 heartbeat_us=config.queues.heartbeat_us,
                 silent_us=config.queues.silent_us,

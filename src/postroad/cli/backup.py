@@ -61,12 +61,17 @@ def restore(
     subscribers are told so by a Gap; what was acknowledged since comes again as far as it is in the backup;
     subscriptions made since are gone, and those deleted since are back. Others tell it from its earlier
     starts by the time of its start, so its clock must not be behind. Never run the old folder as well.
+
+    Queue messages are on several brokers. Those that went on know more than the backup, so the restored
+    broker joins them as a new one. If no broker of the network went on, `postroad queues rescue` brings back
+    what the backups hold.
     """
     from postroad.storage.backup import restore as restore_
 
     _say(restore_(source, data, _Progress("restored")), data, "restored to", as_json=as_json)
     if not as_json:
         print(f"start it with: postroad up --data {data}")
+        print("if no other broker of its network went on, bring its queues back: postroad queues rescue")
 
 
 async def _folder_of(connection: Options) -> Path:

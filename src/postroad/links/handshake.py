@@ -57,15 +57,18 @@ def _check_common(*, version: int, limits: Limits, window: int, time_us: int, co
         raise PeerError(f"a link cost of {cost}; it is between 1 and {MAX_COST}")
 
 
-def _check_broker(*, broker: int, node: bytes, boot: int, name: str) -> None:
-    check_name(name)
-    if not 0 <= broker <= _MAX_U32 or len(node) != NODE_BYTES:
+def _check_broker(greeting: Hello | Welcome) -> None:
+    check_name(greeting.name)
+    if not 0 <= greeting.broker <= _MAX_U32 or len(greeting.node) != NODE_BYTES:
         raise PeerError(
-            f"broker number {broker} with a node id of {len(node)} bytes; a number is at most "
-            f"{_MAX_U32}, and a node id has {NODE_BYTES} bytes"
+            f"broker number {greeting.broker} with a node id of {len(greeting.node)} bytes; a number is at"
+            f" most {_MAX_U32}, and a node id has {NODE_BYTES} bytes"
         )
-    if not 1 <= boot <= _MAX_U32:
-        raise PeerError(f"a boot of {boot}; it is between 1 and {_MAX_U32}")
+    if not 1 <= greeting.boot <= _MAX_U32 or not 0 <= greeting.life <= _MAX_U32:
+        raise PeerError(
+            f"a boot of {greeting.boot} and a life of {greeting.life}; they are at most {_MAX_U32}, and a"
+            " boot is at least 1"
+        )
 
 
 def _check_reach(message: Hello | Welcome) -> None:
@@ -91,7 +94,7 @@ def check_hello(hello: Hello) -> Role:
     if len(hello.token) > MAX_TOKEN:
         raise PeerError(f"a token of {len(hello.token)} characters, the most is {MAX_TOKEN}")
     if hello.role in ("broker", "direct"):
-        _check_broker(broker=hello.broker, node=hello.node, boot=hello.boot, name=hello.name)
+        _check_broker(hello)
         return "broker" if hello.role == "broker" else "direct"
     if hello.role != "client":
         raise PeerError(f"the role is client, broker or direct, not {hello.role[:40]!r}")
@@ -117,7 +120,7 @@ def check_welcome(welcome: Welcome) -> None:
         cost=welcome.cost,
     )
     _check_reach(welcome)
-    _check_broker(broker=welcome.broker, node=welcome.node, boot=welcome.boot, name=welcome.name)
+    _check_broker(welcome)
 
 
 def printable(text: str, limit: int = 500) -> str:

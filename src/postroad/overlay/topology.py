@@ -64,10 +64,10 @@ def check_advertisement(ad: Advertisement) -> None:
             f"advertisement with broker number {ad.broker} and a node id of {len(ad.node)} bytes; a number"
             f" has 32 bits, a node id {NODE_BYTES} bytes"
         )
-    if not 0 <= ad.boot <= _MAX_U32 or not 0 <= ad.sequence <= MAX_SEQUENCE:
+    if not 0 <= ad.boot <= _MAX_U32 or not 0 <= ad.life <= _MAX_U32 or not 0 <= ad.sequence <= MAX_SEQUENCE:
         raise PeerError(
-            f"advertisement of broker {ad.broker:08x} with boot {ad.boot} and sequence {ad.sequence}; they"
-            f" are between 0 and {_MAX_U32}, and 0 and {MAX_SEQUENCE}"
+            f"advertisement of broker {ad.broker:08x} with boot {ad.boot}, life {ad.life} and sequence"
+            f" {ad.sequence}; they are between 0 and {_MAX_U32}, and 0 and {MAX_SEQUENCE}"
         )
     check_name(ad.name)
     check_address(ad.address)
@@ -191,6 +191,7 @@ class Topology:
         name: str,
         boot: int,
         before: int | None = None,
+        life: int = 0,
         address: str = "",
         expire_us: int = EXPIRE_US,
     ) -> None:
@@ -204,6 +205,7 @@ class Topology:
             neighbours=(),
             pubends=(),
             address=address,
+            life=life,
         )
         try:
             check_advertisement(own)
@@ -312,7 +314,7 @@ class Topology:
             self._costs[ad.broker] = dict(ad.neighbours)
         if (
             old is None
-            or (old.node, old.boot, old.pubends) != (ad.node, ad.boot, ad.pubends)
+            or (old.node, old.boot, old.life, old.pubends) != (ad.node, ad.boot, ad.life, ad.pubends)
             or before != self._effective(ad.broker)
         ):
             self._changed()

@@ -185,7 +185,7 @@ class ArcState:
         ),
         # what is held here: the state of (chain, epoch) after `applied` writes; chain None: nothing
         *("chain", "epoch", "applied", "synced", "last_durable", "whole", "restarted", "absorbed", "part"),
-        *("log_bytes", "incoming", "offered", "tail", "tail_start", "tail_size", "drop_at"),
+        *("harmed", "log_bytes", "incoming", "offered", "tail", "tail_start", "tail_size", "drop_at"),
         # the responsible broker's work
         *(
             "reading",
@@ -227,6 +227,7 @@ class ArcState:
         self.chain: Chain | None = None
         self.epoch = self.applied = self.synced = self.last_durable = 0
         self.whole = self.restarted = False
+        self.harmed = False  # writes behind what is held may be gone: it is read by a rescue alone
         self.absorbed: tuple[Chain, ...] = ()
         self.part: tuple[Chain, bytes] | None = None
         self.log_bytes = 0
@@ -278,8 +279,10 @@ class ArcState:
     # What follows from the fields
 
     def _is_older(self, view: View) -> bool:
-        """Whether what is held here is of the same chain or of one that was rescued by that."""
-        return self.chain is not None and (view.chain == self.chain or view.chain.replaces(self.chain))
+        """Whether what is held here is of an earlier epoch of that chain, or of one that it rescued."""
+        if self.chain is None:
+            return False
+        return self.epoch < view.epoch if view.chain == self.chain else view.chain.replaces(self.chain)
 
     def _is_filled(self, view: View) -> bool:
         """Whether this broker leads the view and all its replicas have installed the state."""
@@ -307,7 +310,7 @@ class ArcState:
             return False
         if view.stage == CLOSED:
             return self.rival is None
-        return self.me not in view.replicas and self._is_older(view)
+        return self.me not in view.replicas and (view.chain == self.chain or self._is_older(view))
 
     def _is_full(self) -> bool:
         return len(self.pending) >= MAX_PENDING or self.pending_bytes >= MAX_PENDING_BYTES

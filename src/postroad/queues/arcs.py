@@ -179,6 +179,7 @@ class Arcs:
         self._hosted: dict[int, _Hosted] = {}
         self._indices: dict[str, int] = {}  # what `index` answered
         self._loading: dict[int, _Loading] = {}
+        self._harmed = 0  # arcs whose logs may lack their ends
         self._candidates: Callable[[bytes], list[Node]] | None = None
         self._stirred: set[int] = set()  # arcs whose deadline is to be looked up
         self._due_us: dict[int, int] = {}  # the deadlines of the others, by arc
@@ -246,10 +247,11 @@ class Arcs:
     def _read_on(self, turn: Turn, index: int) -> None:
         loading = self._loading[index]
         if loading.position >= loading.end.last:
-            valid = loading.valid and not loading.end.suspect
-            if not valid and loading.end.last > loading.end.chopped:
+            if not loading.valid and loading.end.last > loading.end.chopped:
                 turn.note("warning", f"the log of arc {index} cannot be read: its replica begins anew")
-            loading.arc = self._make(index, loading.records if valid else ())
+            harmed = loading.valid and loading.end.suspect
+            self._harmed += harmed
+            loading.arc = self._make(index, loading.records if loading.valid else (), harmed=harmed)
             loading.records = []
             loading.unseen = dict.fromkeys(sorted(_machine(loading.arc).live))
             self._check_bodies(turn, index)
@@ -294,6 +296,12 @@ class Arcs:
             return
         assert loading.arc is not None
         del self._loading[index]
+        if not self._loading and self._harmed:
+            turn.note(
+                "warning",
+                f"the logs of {self._harmed} arcs of queues may lack their ends: other brokers have them; if"
+                " there is none, `postroad queues rescue` goes on with what is here",
+            )
         self._host(turn, index, loading.arc, loading.end.last)
 
     def _bodies_checked(self, index: int, turn: Turn, done: ReadDone) -> None:
@@ -306,9 +314,10 @@ class Arcs:
             loading.arc, loading.unseen = self._make(index, ()), {}
         self._check_bodies(turn, index)
 
-    def _make(self, index: int, records: Iterable[Record]) -> Arc:
+    def _make(self, index: int, records: Iterable[Record], *, harmed: bool = False) -> Arc:
         row = self._rows.get(index)
-        return Arc(self.me, self._boot, self._settings, Inboxes(self._limits), row, records)
+        machine = Inboxes(self._limits)
+        return Arc(self.me, self._boot, self._settings, machine, row, records, harmed=harmed)
 
     def _host(self, turn: Turn, index: int, arc: Arc, tail: int = 0) -> _Hosted:
         self._rows.pop(index, None)

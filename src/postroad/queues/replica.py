@@ -51,8 +51,12 @@ class Replica(ArcState):
         machine: Machine,
         row: Row | None = None,
         records: Iterable[Record] = (),
+        *,
+        harmed: bool = False,
     ) -> None:
+        """`harmed`: records that were behind these may be gone."""
         super().__init__(me, boot, settings, machine)
+        self.harmed = harmed
         self._restore(row, records)
 
     # Starting
@@ -106,7 +110,8 @@ class Replica(ArcState):
         """What is held here, as far as it can stand for the base of that view."""
         if self.chain is None:
             return None
-        if not view.rescued and (self.chain != view.chain or self.epoch < view.base.epoch):
+        lacking = self.chain != view.chain or self.epoch < view.base.epoch or self.harmed
+        if lacking and not view.rescued:
             return None
         # An install of a later epoch that never started is as whole as what it was read from.
         whole = not self.restarted and (self.whole or self.epoch == view.base.epoch)
@@ -117,6 +122,7 @@ class Replica(ArcState):
         if state is not None:
             self._replace_state(state)
         self.chain, self.epoch, self.whole, self.restarted = view.chain, view.epoch, whole, False
+        self.harmed = False
         self.applied = self.synced = self.last_durable = 0
         self.incoming = self.offered = self.drop_at = None
         then = () if leader is None else (Send(leader, Installed(view.chain, view.epoch)),)

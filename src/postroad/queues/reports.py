@@ -307,18 +307,22 @@ class Reports:
         rows: list[dict[str, object]] = []
         for index, arc in list(self._arcs.hosted()):
             view = arc.view
-            if view is None or len(alive & set(view.electors)) >= view.majority:
+            if view is None:
                 continue
             holders = set(view.last_started().replicas)
+            unreadable = arc.harmed and holders == {self._me}
+            if len(alive & set(view.electors)) >= view.majority and not unreadable:
+                continue
             reached = [node for node in self._ring.closest(self._arcs.key(index), 1_024) if node in alive]
             gone = sorted(set(view.electors) - alive)
+            lost = "what only the gone ones held" if holders & alive else "all but what backups brought back"
             rows.append(
                 {
                     "arc": index,
                     "electors": [self._ring.name(node) for node in view.electors],
                     "gone": [self._ring.name(node) for node in gone],
                     "reached": [self._ring.name(node) for node in reached],
-                    "lost": "everything" if not holders & alive else "what only the gone ones held",
+                    "lost": lost,
                 }
             )
             if confirmed:

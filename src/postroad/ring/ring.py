@@ -4,9 +4,9 @@ Every broker is in the ring. Its contacts are the neighbours of the overlay: it 
 that it does not know from the ring. So the ring is one where the overlay is: when two networks are linked, or
 a cut is over. Brokers that the overlay has told of and the ring does not know are asked, too: where
 the death of one cuts the overlay, those on either side may still reach each other. A node of the ring has its
-broker's node id; where nothing is on disk, another one at every start, since nothing that this node said
-before is remembered (spec, responsibility 2). Where a broker is reached, the overlay knows. A connection that
-closes says that a node has failed before any heartbeat does.
+broker's node id, and another one whenever what it said before is not remembered: at every start where nothing
+is on disk, and after its data was restored from a backup (spec, responsibility 2). Where a broker is reached,
+the overlay knows. A connection that closes says that a node has failed before any heartbeat does.
 """
 
 from __future__ import annotations
@@ -29,22 +29,19 @@ SEEK_LAST_US = 60 * SECOND_US
 _DRAWS = 1 << 32
 
 
-def ring_id(node: bytes, boot: int, *, volatile: bool) -> NodeId:
-    if not volatile:
-        return node
-    return hashlib.blake2b(node + boot.to_bytes(4, "big"), digest_size=ID_BYTES).digest()
+def ring_id(node: bytes, life: int) -> NodeId:
+    """`life`: as `Identity` has it."""
+    return hashlib.blake2b(node + life.to_bytes(4, "big"), digest_size=ID_BYTES).digest() if life else node
 
 
 class Ring:
-    """`changed` is told when the closest nodes are others; `draw` is random. `volatile`: brokers of this
-    network keep nothing on disk."""
+    """`changed` is told when the closest nodes are others; `draw` is random."""
 
     def __init__(
         self,
         board: Switchboard,
         *,
         me: NodeId,
-        volatile: bool,
         settings: Settings,
         topology: Topology,
         direct: DirectPeers,
@@ -52,7 +49,6 @@ class Ring:
         changed: Callable[[Turn], None],
     ) -> None:
         self.me = me
-        self._volatile = volatile
         self._topology = topology
         self._direct = direct
         self._draw = draw
@@ -89,20 +85,17 @@ class Ring:
     def _nodes(self) -> dict[NodeId, int]:
         if self._generation != self._topology.generation:
             self._generation = self._topology.generation
-            self._numbers = {
-                ring_id(ad.node, ad.boot, volatile=self._volatile): ad.broker
-                for ad in self._topology.advertisements()
-            }
+            self._numbers = {ring_id(ad.node, ad.life): ad.broker for ad in self._topology.advertisements()}
         return self._numbers
 
     def node(self, broker: int) -> NodeId | None:
         ad = self._topology.advertised(broker)
         if ad is None:
             return next((node for node, number in self._spoke.items() if number == broker), None)
-        return ring_id(ad.node, ad.boot, volatile=self._volatile)
+        return ring_id(ad.node, ad.life)
 
     def node_of(self, peer: Peer) -> NodeId:
-        return ring_id(peer.node, peer.boot, volatile=self._volatile)
+        return ring_id(peer.node, peer.life)
 
     def name(self, node: NodeId) -> str:
         """Of the broker, for people."""

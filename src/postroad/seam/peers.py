@@ -28,3 +28,4 @@ class Peer:
     host: str = ""  # as an Endpoint writes it; "" if the driver does not know
     datagrams: int = 0  # its UDP port; 0: none that is known
     datagram_key: bytes = b""  # of datagrams to and from it; b"": none are exchanged
+    life: int = 0  # role "broker" or "direct": as `Identity` has it

@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from postroad.errors import StorageError, UsageError
-from postroad.storage.database import get_broker
+from postroad.storage.database import LIFE, OWN_TABLE, get_broker, put
 from postroad.storage.files import NOTE
 from postroad.storage.identity import DATABASE, LOCK, LOG_FOLDER
 from postroad.storage.recovery import encode_mark
@@ -39,6 +40,8 @@ from postroad.units import MIB
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
+UNFINISHED: Final = f"{DATABASE}.unfinished"
+MAX_LIFE: Final = (1 << 32) - 1
 TRIES: Final = 20  # until no file of the log went away meanwhile
 PIECE_BYTES: Final = 4 * MIB
 MAX_MANIFEST_BYTES: Final = 64 * MIB
@@ -189,15 +192,17 @@ def verify(backup: Path, progress: Progress) -> Manifest:
 
 
 def restore(backup: Path, data: Path, progress: Progress) -> Manifest:
-    """Make a data folder of a backup that proves itself."""
+    """Make a data folder of a backup that proves itself. The database comes last, and whole: a folder without
+    one does not start."""
     manifest = verify(backup, lambda done, total: progress(done // 2, total))
     _make_empty(data)
     try:
         done = 0
-        for entry in manifest.files:
-            (data / entry.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in sorted(manifest.files, key=lambda entry: (entry.path == DATABASE, entry.path)):
+            to = data / (UNFINISHED if entry.path == DATABASE else entry.path)
+            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (backup / entry.path).open("rb") as source:
-                copied = _copy(source.read, data / entry.path, PurePosixPath(entry.path))
+                copied = _copy(source.read, to, PurePosixPath(entry.path))
             if copied != entry:
                 raise StorageError(
                     f"{backup / entry.path} changed while it was read; remove {data}, try again"
@@ -205,10 +210,20 @@ def restore(backup: Path, data: Path, progress: Progress) -> Manifest:
             done += entry.size
             progress((manifest.size + done) // 2, manifest.size)
         _note_what_is_missing(data)
+        _begin_life(data / UNFINISHED)
+        _sync_folders(data)
+        (data / UNFINISHED).rename(data / DATABASE)
         _sync_folders(data)
     except OSError as error:
         raise StorageError(f"{data} is not whole: {error}; remove it, make room, and try again") from None
     return manifest
+
+
+def _begin_life(database: Path) -> None:
+    """Others may remember what this broker promised after the backup: it is another node of the ring now."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        put(connection, OWN_TABLE, LIFE, (1 + secrets.randbelow(MAX_LIFE)).to_bytes(4, "big"))
 
 
 def _note_what_is_missing(data: Path) -> None:

@@ -31,6 +31,7 @@ BUSY_S: Final = 5.0
 OWN_TABLE: Final = "metadata"  # what the database notes of itself
 COMMITS: Final = b"commits"  # how many commits of metadata there were, 8 bytes
 TABLES: Final = b"tables"  # the names of all tables that were ever saved to
+LIFE: Final = b"life"  # the broker's life (`Identity`), 4 bytes; not there until its data was restored
 ROWS_PER_STATEMENT: Final = 64
 
 _BROKER: Final = (
@@ -239,6 +240,18 @@ def get_broker(database: sqlite3.Connection, path: Path) -> BrokerRow | None:
         )
     broker: BrokerRow = row[:5]
     return broker
+
+
+def get_life(database: sqlite3.Connection, path: Path) -> int:
+    """StorageError: it cannot be trusted."""
+    row = database.execute(
+        "SELECT value, checksum FROM facts WHERE name = ? AND key = ?", (OWN_TABLE, LIFE)
+    ).fetchone()
+    if row is None:
+        return 0
+    if row_checksum(OWN_TABLE, LIFE, row[0]) != row[1]:
+        raise StorageError(f"cannot read {path}: the row of this broker's life is damaged; {advice(path)}")
+    return int.from_bytes(row[0], "big")
 
 
 def put_broker(database: sqlite3.Connection, row: BrokerRow) -> None:

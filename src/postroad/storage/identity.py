@@ -30,6 +30,7 @@ from postroad.ids import OWN_IDS, VOLATILE, Identity
 from postroad.storage.database import (
     commits_of,
     get_broker,
+    get_life,
     is_alien,
     open_database,
     put_broker,
@@ -131,6 +132,7 @@ class DataFolder:
                 boot=max(before + 1, min(now_s, LAST_CLOCK)),
                 starts=starts + 1,
                 before=before,
+                life=get_life(database, self.path / DATABASE),
             )
             if identity.boot > MAX_BOOT:
                 raise StorageError(f"{self.path} has no boot number left; begin with a new data folder")

@@ -143,6 +143,7 @@ class Hello(Message, frozen=True, kw_only=True):
     resume_key: bytes = b""
     datagrams: int = 0  # the sender's UDP port, at the host that this connection comes from; 0: it has none
     address: str = ""  # role "broker": HOST:PORT where others reach it; "" if it does not know
+    life: int = 0  # role "broker": another one each time that it no longer knows what it said before
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -163,6 +164,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     address: str = ""  # HOST:PORT where others reach it; "" if it does not know
     datagram_key: bytes = b""  # of the datagrams that go with this connection; b"": there are none
     principal: str = ""  # whom the broker takes a client for
+    life: int = 0  # another one each time that the broker no longer knows what it said before
 
 
 class Refuse(Message, frozen=True, kw_only=True):
@@ -357,6 +359,7 @@ class Advertisement(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     neighbours: tuple[tuple[int, int], ...]  # (broker, cost), sorted
     pubends: tuple[int, ...]  # pubends it serves, sorted
     address: str = ""  # HOST:PORT where others reach it; "" if it does not know
+    life: int = 0  # another one each time that it no longer knows what it said before
 
 
 class TopologyUpdate(Message, frozen=True, kw_only=True):
