@@ -11,7 +11,7 @@ from tests.worlds.queue_networks import QueueNetwork, address_of
 from postroad.broker.core import Broker
 from postroad.queues.inbox import Answer
 from postroad.queues.queues import Queues
-from postroad.queues.talk import Deliver, Done, Said, encode
+from postroad.queues.talk import Deliver, Done, JoinTask, Said, SettleTask, Work, encode
 from postroad.queues.transactions import Transactions
 from postroad.seam.turn import Turn
 from postroad.sim.judge.queues import QueueLedger
@@ -357,3 +357,42 @@ def test_nobody_waits_to_hear_of_what_its_own_broker_did_not_keep() -> None:
     (client,) = queues._clients.values()
     assert (client.confirming, client.sends, len(queues._confirming)) == (3, 0, 3)
     assert all(confirming.messages for confirming in queues._confirming.values())
+
+
+def test_a_verdict_of_a_consumer_that_was_given_up_and_comes_back_is_not_taken_for_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The two brokers do not hear each other for a while. What has no answer is said again, so the verdict
+    may come both before the consumer has joined again, and after it."""
+    network = QueueNetwork({"a": (), "b": ("a",)}, arcs=1, replicas=1)
+    network.start("a", "b")
+    network.run(5 * SECOND_US)
+    (first,) = [name for name in ("a", "b") if queues_of(network.broker(name)).arcs.serves(0)]
+    hand = Hand(network, "hand", "b" if first == "a" else "a")
+    send(network, 2)
+    assert len(hand.came) == 2
+    network.network.block("a", "b", network.world.now_us + 5 * SECOND_US)
+    network.network.cut("a", "b", (0, 0))
+    hand.settle(hand.came[0], "accept")
+    network.run(4 * SECOND_US)
+    assert not queues_of(network.broker(first)).arcs.machine(0).inboxes[INBOX].consumers, "it is given up"
+    hear: Callable[..., None] = Queues._hear
+    joins: list[Work] = []
+
+    def reorder(self: Queues, turn: Turn, sender: bytes, said: Said) -> None:
+        if isinstance(said, Work) and isinstance(said.task, JoinTask) and not joins:
+            joins.append(said)
+            return
+        hear(self, turn, sender, said)
+        if isinstance(said, Work) and isinstance(said.task, SettleTask) and len(joins) == 1:
+            hear(self, turn, sender, joins[0])
+            hear(self, turn, sender, said)
+            joins.append(joins[0])
+
+    monkeypatch.setattr(Queues, "_hear", reorder)
+    network.run(8 * SECOND_US)
+    assert len(joins) == 2
+    assert hand.outcomes == [("accepted",)]
+    hand.settle(hand.came[1], "accept")
+    network.run(SECOND_US)
+    assert hand.outcomes == [("accepted",)] * 2

@@ -23,11 +23,16 @@ class QueueNetwork:
     """`told_of`: names of the brokers that each is told of when it starts. Ids are in the order of names."""
 
     def __init__(
-        self, told_of: Mapping[str, tuple[str, ...]], *, arcs: int, memory_bytes: int = 64 * MIB
+        self,
+        told_of: Mapping[str, tuple[str, ...]],
+        *,
+        arcs: int,
+        replicas: int = 2,
+        memory_bytes: int = 64 * MIB,
     ) -> None:
         self.world = World(1)
         self.network = Network(self.world)
-        self.config = QueueConfig(arcs=arcs, replicas=2, electors=3, memory_bytes=memory_bytes)
+        self.config = QueueConfig(arcs=arcs, replicas=replicas, electors=3, memory_bytes=memory_bytes)
         self.told_of = dict(told_of)
         self._boots = dict.fromkeys(told_of, 0)
         self._processes = {name: self._process(name) for name in told_of}

@@ -997,7 +997,8 @@ class Inboxes:
     # Receiving
 
     def _accept(self, operation: Accept) -> Answer:
-        """`accepted`; `taken` by another one or gone; `early`: an older one of its source comes first."""
+        """`accepted`; `taken` by another one or gone; `early`: an older one of its source comes first;
+        `absent`: the consumer was given up, and has not joined again."""
         inbox = self.inboxes.get(operation.inbox)
         if inbox is None:
             return Answer("taken")
@@ -1008,7 +1009,7 @@ class Inboxes:
             return Answer("accepted" if _accepted_by(inbox, source, key, operation.consumer) else "taken")
         message = inbox.messages[number]
         if source.consumer != operation.consumer:
-            return Answer("taken")
+            return _not_yours(inbox, operation.consumer)
         if message.ordered and source.waiting[0] != number:
             return Answer("early")
         self._settle(inbox, source, key, operation.consumer, operation.now_us)
@@ -1074,7 +1075,8 @@ class Inboxes:
         return message
 
     def _reject(self, operation: Reject) -> Answer:
-        """`again`, `dead`, `taken`; `full`: there is no room for the dead letter, and the message stays."""
+        """`again`, `dead`, `taken`, `absent`; `full`: there is no room for the dead letter, and the message
+        stays."""
         inbox = self.inboxes.get(operation.inbox)
         key = operation.key
         number = None if inbox is None else inbox.numbers.get(key)
@@ -1082,7 +1084,7 @@ class Inboxes:
             return Answer("taken")
         source = inbox.sources[key[0], key[1]]
         if source.consumer != operation.consumer:
-            return Answer("taken")
+            return _not_yours(inbox, operation.consumer)
         message = inbox.messages[number]
         if operation.attempt and message.attempts >= operation.attempt:
             return Answer("again")  # it was rejected before
@@ -1460,6 +1462,12 @@ def _remember(inbox: Inbox, key: Key, consumer: str) -> None:
     inbox.accepts[key] = consumer
     while len(inbox.accepts) > MAX_ACCEPTS:
         del inbox.accepts[next(iter(inbox.accepts))]
+
+
+def _not_yours(inbox: Inbox, consumer: str) -> Answer:
+    """Of a message that waits, to a consumer that its source does not stick to. One that was given up may
+    come back, and get that message again: only one that is here can be told that another has it."""
+    return Answer("taken" if consumer in inbox.consumers else "absent")
 
 
 def _accepted_by(inbox: Inbox, source: Source | None, key: Key, consumer: str) -> bool:

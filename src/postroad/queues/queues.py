@@ -876,6 +876,12 @@ class Queues:
 
         def done(turn: Turn, answer: Done, _task: object = None) -> None:
             outcomes = tuple(each.outcome for each in answer.answers)
+            if receiver is not None and "absent" in outcomes:
+                if self._receivers.get((receiver.inbox, receiver.task.consumer)) is receiver:
+                    self._join(turn, receiver)
+                    ask(turn)
+                    return
+                outcomes = tuple("taken" if outcome == "absent" else outcome for outcome in outcomes)
             if receiver is not None and outcomes and answer.after < receiver.delivery:
                 # A later delivery overtook it. With `again` the client would forget what that brought.
                 ask(turn)

@@ -91,7 +91,7 @@ class Twin:
         if message is None:
             return "accepted" if self.accepted.get(op.key) == op.consumer else "taken"
         if self.stuck.get(owner(message)) != op.consumer:
-            return "taken"
+            return "taken" if op.consumer in self.consumers else "absent"
         ordered = [m for m in self.messages if m.ordered and owner(m) == owner(message)]
         if message.ordered and ordered[0] is not message:
             return "early"
@@ -101,8 +101,10 @@ class Twin:
 
     def reject(self, op: Reject) -> str:
         message = self.find(op.key)
-        if message is None or self.stuck.get(owner(message)) != op.consumer:
+        if message is None:
             return "taken"
+        if self.stuck.get(owner(message)) != op.consumer:
+            return "taken" if op.consumer in self.consumers else "absent"
         tried = replace(message, attempts=message.attempts + 1, not_before_us=op.not_before_us)
         if not op.dead and tried.attempts < LIMITS.attempts:
             self.messages[self.messages.index(message)] = tried

@@ -106,9 +106,10 @@ def test_an_accept_is_confirmed_to_one_consumer_repeatably() -> None:
     desk.join("first")
     desk.put(message(1))
     desk.put(message(2, after=1))
+    assert desk.accept(1, "second") == "absent"
+    desk.join("second")
     assert desk.accept(1, "second") == "taken"
     assert desk.accept(1, "first") == "accepted"
-    desk.join("second")
     desk.do(Leave("stock", "first", (key(2),), 0))
     assert [each.attempts for each in desk.inboxes.ready("stock", "second", 0, 9)] == [1]
     assert desk.accept(2, "second") == "accepted"
