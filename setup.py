@@ -21,6 +21,10 @@ FLAGS = shlex.split(os.environ.get("POSTROAD_CFLAGS", ""))
 class BuildKernel(build_ext):
     """Setuptools lets an optional extension fail, but not when the compiler itself fails or is missing."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = os.cpu_count()
+
     def build_extension(self, ext: Extension) -> None:
         try:
             super().build_extension(ext)
@@ -38,7 +42,7 @@ def extensions() -> list[Extension]:
         )
         for path in sorted(KERNEL.glob("*.pyx"))
     ]
-    compiled = cythonize(modules, language_level=3)
+    compiled = cythonize(modules, language_level=3, nthreads=os.cpu_count() or 1)
     for module in compiled:
         module.optional = True  # cythonize forgets it
     return compiled
