@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tests.worlds.processes import SOURCE, Brokers, configured
+
+from postroad.errors import UsageError
+from postroad.net.doctor import examine
+from postroad.storage.backup import back_up
 
 NOBODY = "127.0.0.1:1"
 
@@ -70,6 +77,36 @@ def test_what_is_wrong_is_said_with_what_to_do(tmp_path: Path) -> None:
     code, found = doctor("--data", str(tmp_path / "d"), "--broker", NOBODY)
     assert code == 1
     assert results(found["broker"]) == ["problem"]
+
+
+def test_a_folder_that_is_none_or_of_somebody_else_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    code, found = doctor("--data", str(file))
+    assert code == 1
+    assert found["data folder"][0]["text"] == f"{file} is not a folder"
+    others = tmp_path / "others"
+    others.mkdir()
+    with closed(others):
+        for folder in (others, others / "b1"):  # nobody tries the ports: that broker may have them
+            assert [finding.check for finding in examine(None, folder)][-1] == "data folder"
+        with pytest.raises(UsageError, match="be the user that its broker runs as"):
+            back_up(others, tmp_path / "backup", lambda _done, _total: None)
+
+
+@contextlib.contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    """Not to be looked into, by root neither."""
+    root = not os.geteuid()
+    folder.chmod(0)
+    if root:
+        os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        if root:
+            os.setresuid(0, 0, 0)
+        folder.chmod(0o700)
 
 
 def test_certificates_are_read_proved_and_their_names_and_days_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +43,7 @@ def backup(
     from postroad.storage.backup import back_up
 
     folder = asyncio.run(_folder_of(connection)) if data is None else data
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(
             f"{folder} is not a folder here: run this on the broker's machine, or name it with --data"
         )

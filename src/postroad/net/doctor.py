@@ -75,8 +75,10 @@ def examine(file: Path | None, data: Path | None) -> Iterator[Finding]:
     yield from _configuration(config, file)
     yield from _certificates(config)
     folder = config.data or Path(DEFAULT_DATA)
-    yield from _folder(folder)
-    yield from _ports(config, running=is_in_use(folder))
+    looked = [*_folder(folder)]
+    yield from looked
+    if looked[0].result != "problem":  # else it may be that its own broker has the ports
+        yield from _ports(config, running=is_in_use(folder))
     yield from _links(config)
     yield from _discovery(config)
 
@@ -110,13 +112,16 @@ def _configuration(config: NodeConfig, file: Path | None) -> Iterator[Finding]:
 
 def _folder(folder: Path) -> Iterator[Finding]:
     place = folder
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:
         place = place.parent
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not place.is_dir():
+        yield Finding("data folder", "problem", f"{place} is not a folder", "choose another with --data")
+        return
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
         advice = f"give the user {os.geteuid()} the folder, or choose another with --data"
         yield Finding("data folder", "problem", f"{place} cannot be written to", advice)
         return
-    if not folder.exists():
+    if place != folder:
         yield Finding("data folder", "ok", f"{folder} will be made by the first start")
     elif not (folder / DATABASE).exists() and any(folder.iterdir()):
         advice = "choose another with --data"

@@ -73,7 +73,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def back_up(data: Path, target: Path, progress: Progress) -> Manifest:
     """Copy a broker's folder to a new or empty one."""
-    if not (data / DATABASE).is_file():
+    try:
+        known = (data / DATABASE).is_file()
+    except PermissionError:
+        raise UsageError(f"{data} cannot be read: be the user that its broker runs as") from None
+    if not known:
         raise UsageError(f"{data} is not the data folder of a broker: it has no {DATABASE}")
     _make_empty(target)
     try:
@@ -243,10 +247,10 @@ def _note_what_is_missing(data: Path) -> None:
 
 
 def is_in_use(data: Path) -> bool:
-    """Whether a broker runs there."""
+    """Whether a broker runs there, as far as one may look."""
     try:
         lock = os.open(data / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except OSError:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
