@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from postroad.config import is_loopback
 
@@ -46,11 +46,19 @@ class Names:
 
     def allows(self, host: str) -> bool:
         """`host` as in the header: with or without a port."""
-        name = (urlsplit(f"//{host}").hostname or "").lower() if _is_clean(host) else ""
+        name = (_parts(f"//{host}").hostname or "").lower() if _is_clean(host) else ""
         if name in self._names:
             return True
         # Nobody can point a name of their own at an address that is written out.
         return self._anywhere and _is_address(name)
+
+
+def _parts(url: str) -> SplitResult:
+    """Empty where it is no URL."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return SplitResult("", "", "", "", "")
 
 
 def _is_clean(host: str) -> bool:
@@ -93,7 +101,7 @@ class Guard:
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         if len(hosts) != 1 or not self._names.allows(hosts[0]):
             return "this page is not served under that name; see --name\n"
-        if len(origins) > 1 or any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
+        if len(origins) > 1 or any(_parts(origin).netloc.lower() != hosts[0].lower() for origin in origins):
             return "pages of other sites may not use this one\n"
         return ""
 

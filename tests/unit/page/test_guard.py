@@ -70,6 +70,8 @@ def test_its_own_pages_are_answered_with_headers_that_keep_others_out() -> None:
         (HOST, (b"origin", b"http://evil.example")),
         (HOST, (b"origin", b"http://127.0.0.1:9999")),
         (HOST, (b"origin", b"null")),
+        (HOST, (b"origin", b"http://[")),
+        ((b"host", b"["),),
         (HOST, (b"origin", b"http://127.0.0.1:7480"), (b"origin", b"http://evil.example")),
         (HOST, (b"host", b"evil.example")),
         ((b"host", b"evil.example"),),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from postroad.page.core import picture, tables
 from postroad.page.core.figures import MAX_POINTS
 from postroad.page.core.model import FORGET_S, MAX_BROKERS, MAX_WATCHED, Model
@@ -168,3 +170,19 @@ def test_places_are_kept_while_nothing_changes_and_are_inside() -> None:
 def test_text_from_the_network_is_short_and_visible() -> None:
     assert shown("a\x00b\u202ec") == "a\ufffdb\ufffdc"
     assert len(shown("x" * 10_000)) == MAX_TEXT
+
+
+@pytest.mark.parametrize("figure", [10**400, float("nan"), float("inf"), -(10**400), "9", True])
+def test_figures_that_are_none_end_nothing(figure: Any) -> None:
+    model = Model()
+    said = status(1, 2, events=figure, load=figure)
+    subs = {
+        "subscriptions": [{"name": "s", "released": {"x": figure}, "lag_s": figure, "lag_events": figure}]
+    }
+    for now_s in (1.0, 3.0):
+        model.take("status", answered(b1=said, b2=status(2, 1)), "b1", now_s)
+        model.take("subs", answered(b1=subs), "b1", now_s)
+    assert [row["key"] for row in tables.brokers(model)] == ["b1", "b2"]
+    assert tables.facts(model.brokers["b1"])
+    assert tables.subscriptions(model, acts=True)
+    assert picture.edges(model)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from postroad.page.core.figures import Counters, Line, Share
-from postroad.page.core.reading import Answer, number, rows, shown, text, within
+from postroad.page.core.reading import MOST, Answer, number, rows, shown, text, within
 
 FORGET_S: Final = 600.0
 MAX_BROKERS: Final = 500
@@ -211,7 +211,7 @@ class Model:
                     self._watched(key).add(now_s, latest / 1e6)
             for row in rows(answer, "subscriptions"):
                 for pubend, tick in within(row, "released").items():
-                    if isinstance(tick, int) and tick:
+                    if isinstance(tick, int) and 0 < tick <= MOST:
                         self._watched((name, text(row, "name"), shown(pubend))).add(now_s, tick / 1e6)
 
     def _watched(self, key: tuple[str, str, str]) -> Line:

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_TEXT: Final = 200  # characters of anything that is shown in a cell
+MOST: Final = 2**64  # no figure of a broker is larger
 
 Answer = Mapping[str, Any]
 
 
 def number(answer: Answer, key: str) -> float:
     value = answer.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST:
+        return 0.0
+    return float(value)
 
 
 def maybe(answer: Answer, key: str) -> float | None:
