@@ -8,15 +8,18 @@ import urllib.request
 from typing import Any
 
 import pytest
+from tests.worlds.process_clients import linked
 from tests.worlds.processes import configured
 
 import postroad
-from postroad.cli import demo
-from postroad.errors import DeniedError
+from postroad.cli import demo, main
+from postroad.client.addresses import tls
+from postroad.errors import DeniedError, UnavailableError
+from postroad.links.access import hash_token
 from postroad.page import operators
 from postroad.page.core.model import Model
 from postroad.page.door import Door
-from postroad.page.operators import Operators
+from postroad.page.operators import Operators, Spot
 from postroad.page.poller import Poller
 
 
@@ -34,11 +37,11 @@ def test_one_poller_asks_for_all_viewers_and_rests_when_nobody_looks(brokers: An
         poller = Poller(Door(broker=broker.address), model)
         running = asyncio.create_task(poller.run())
         await asyncio.sleep(0.2)
-        assert poller.polls == 0  # nobody looks
+        assert poller.polls == 1  # to know the network; nobody looks
         began_s = time.monotonic()
         for viewer in range(10):
             poller.look(f"viewer-{viewer}", frozenset({"status"}))
-        await until(lambda: poller.polls == 3)
+        await until(lambda: poller.polls == 4)
         assert time.monotonic() - began_s > 3  # not once for each of the ten
         assert [*model.brokers] == ["b1"]
         assert "clients" not in model.answers
@@ -80,13 +83,133 @@ def test_a_session_acts_with_the_rights_of_its_token_and_expires(
             assert (await operator.request("clients.kick", connection=str(number)))["closed"] == number
         operator.until_s = time.monotonic() - 1
         assert sessions.get("browser") is None
-        with pytest.raises(DeniedError, match="expired"):
+        with pytest.raises(DeniedError, match="is over"):
             await operator.request("clients", address="")
         await sessions.expire()
         monkeypatch.setattr(operators, "MAX_OPERATORS", 1)
         await sessions.sign_in("browser", "brokers-token")
         assert sessions.get("browser") is not None
         assert sessions.get("somebody") is None  # it made room
+        await sessions.close()
+
+    asyncio.run(scene())
+
+
+CERTIFICATES = """[auth]
+link_principals = ["b1", "b2"]
+"""
+TOKENS = f"""[auth.tokens]
+ops = "{hash_token("ops-token")}"
+"""
+
+
+def test_what_a_broker_grants_without_a_token_is_nobodys_who_comes_from_elsewhere(brokers: Any) -> None:
+    """Whoever is on the page's machine could ask an open broker as well."""
+    address = brokers.start("b1").address
+
+    async def scene() -> None:
+        here, everywhere = Operators(Door(broker=address)), Operators(Door(broker=address, private=False))
+        assert (await here.sign_in("browser", "")).principal == "anonymous"
+        for token in ("", "any"):
+            with pytest.raises(DeniedError, match="for anonymous: operators need tokens"):
+                await everywhere.sign_in("browser", token)
+        assert everywhere.get("browser") is None
+        await here.close()
+
+    asyncio.run(scene())
+
+
+def test_the_certificate_of_the_page_signs_nobody_in(brokers: Any, tmp_path: Any) -> None:
+    """Also not where brokers know no tokens, and look at none."""
+    folder = tmp_path / "certs"
+    for arguments in (("authority",), ("broker", "b1"), ("broker", "b2"), ("client", "page")):
+        assert main(["certs", *arguments, "--folder", str(folder)]) == 0
+    authority = str(folder / "authority.pem")
+    context = tls(ca=authority, certificate=str(folder / "page.pem"), key=str(folder / "page.key"))
+
+    def start(name: str, text: str) -> str:
+        file = tmp_path / f"{name}.toml"
+        file.write_text(text)
+        own = ("--tls-cert", str(folder / f"{name}.pem"), "--tls-key", str(folder / f"{name}.key"))
+        extra = ("--config", str(file), "--mutual", "--tls-ca", authority, *own)
+        return str(brokers.start(name, extra=extra).address)
+
+    async def scene() -> None:
+        without = Operators(Door(broker=start("b1", CERTIFICATES), tls=context))
+        for token in ("", "any"):
+            with pytest.raises(DeniedError, match="for page: operators need tokens"):
+                await without.sign_in("browser", token)
+        door = Door(broker=start("b2", CERTIFICATES + TOKENS), tls=context, private=False)
+        sessions = Operators(door)
+        with pytest.raises(DeniedError, match="for page: operators need tokens"):
+            await sessions.sign_in("browser", "")
+        assert (await sessions.sign_in("browser", "ops-token")).principal == "ops"
+        await sessions.close()
+
+    asyncio.run(scene())
+
+
+def test_who_signed_out_reads_no_more(brokers: Any) -> None:
+    address = brokers.start("b1").address
+
+    async def scene() -> None:
+        sessions = Operators(Door(broker=address))
+        operator = await sessions.sign_in("browser", "")
+        assert (await operator.client()).connected
+        await sessions.sign_out("browser")
+        with pytest.raises(DeniedError, match="is over"):  # as a tail does that rested meanwhile
+            await operator.client()
+        async with postroad.connect(address) as client:
+            names = [row["name"] for row in (await client.request("clients"))["clients"]]
+        assert not any(name.startswith("page-operator") for name in names)
+
+    asyncio.run(scene())
+
+
+def test_what_is_done_at_a_broker_is_done_at_no_other(brokers: Any) -> None:
+    first, second = brokers.line(2)
+
+    async def scene() -> None:
+        async with postroad.connect(second.address) as client:
+            number = (await client.request("status"))["number"]
+        sessions = Operators(Door(broker=first.address))
+        operator = await sessions.sign_in("browser", "")
+
+        async def name_at(address: str) -> str:
+            status = await operator.request("status", Spot("b2", number, address))
+            return str(status["name"])
+
+        assert await name_at(second.address) == "b2"
+        # Its client goes on at b1 while it is away, and an address may be that of another.
+        assert await asyncio.to_thread(second.stop) == 0
+        await asyncio.to_thread(second.start)
+        assert await name_at(second.address) == "b2"
+        for address in (first.address, ""):
+            with pytest.raises(UnavailableError, match=r"b2 is not reached .*: set `advertise`"):
+                await name_at(address)
+        await sessions.close()
+
+    asyncio.run(scene())
+
+
+def test_when_the_brokers_of_the_page_are_gone_it_goes_on_elsewhere(brokers: Any) -> None:
+    """Also where nobody has looked yet, and for operators."""
+    first, second = brokers.line(2)
+
+    async def scene() -> None:
+        await linked(first, second)
+        model = Model()
+        door = Door(broker=first.address)
+        poller, sessions = Poller(door, model), Operators(door, model.addresses)
+        running = asyncio.create_task(poller.run())
+        await until(lambda: len(model.brokers) == 2)
+        await asyncio.to_thread(first.kill)
+        operator = await sessions.sign_in("browser", "")
+        assert (await operator.client()).broker == "b2"
+        poller.look("viewer", frozenset({"status"}))
+        await until(lambda: [broker.name for broker in model.up] == ["b2"])
+        running.cancel()
+        await asyncio.wait([running])
         await sessions.close()
 
     asyncio.run(scene())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from tests.worlds.echo import ANSWER, ASK, EchoNode
 from tests.worlds.node_server import run, serving, until
+from tests.worlds.process_clients import cli
 from tests.worlds.processes import BrokerProcess, Brokers
 
 import postroad
@@ -163,6 +165,8 @@ def test_a_broker_names_the_address_that_it_was_told_to(brokers: Brokers, tmp_pa
     settings.write_text('advertise = "b1.example.org"\n')
     broker = brokers.start("b1", extra=("--config", str(settings)))
     assert dial(broker.address)[0].address == "b1.example.org:7420"
+    status = json.loads(cli(broker.address, "status", "--json").stdout)
+    assert status["address"] == "b1.example.org:7420"  # who reads it may dial it, from wherever
 
 
 def test_a_broker_on_any_address_names_none_unless_told(brokers: Brokers) -> None:

@@ -44,17 +44,19 @@ def page(
     except ImportError:
         raise UsageError(GET_IT) from None
     from postroad.client.addresses import tls
+    from postroad.config import is_loopback, parse_address
     from postroad.net.finding import Where, from_environment
     from postroad.page.door import Door
     from postroad.page.server import PageConfig, run_page
 
     to = connection
     context = tls(ca=to.tls_ca, certificate=to.tls_cert, key=to.tls_key) if to.tls_ca or to.tls_cert else None
+    private = is_loopback(parse_address(listen)[0]) and not name
     where = from_environment(Where(nodes=tuple(bdn or ()), interface=interface or "", token=to.token or ""))
     run_page(
         PageConfig(
             listen=listen,
-            door=Door(broker=to.broker or DEFAULT_BROKER, token=to.token or "", tls=context),
+            door=Door(broker=to.broker or DEFAULT_BROKER, token=to.token or "", tls=context, private=private),
             where=where,
             names=tuple(name or ()),
             open_browser=show,

@@ -127,7 +127,9 @@ class _Node:
     tls_client: ssl.SSLContext | None
 
     def about(self) -> dict[str, str]:
-        return self.sockets.about(self.identity.name) | {"data": str(self.data.resolve())}
+        """`address` is where others dial."""
+        reached = {"address": self.links().address or self.sockets.address}
+        return self.sockets.about(self.identity.name) | reached | {"data": str(self.data.resolve())}
 
     def links(self) -> LinkSettings:
         """With what only the sockets know."""
@@ -204,10 +206,10 @@ async def _serve(node: _Node) -> int:
     )
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
-    _warn(config, about["address"])
+    _warn(config, node.sockets.address)
     async with contextlib.AsyncExitStack() as stack:
         if discovery.mdns and discovery.enabled:
-            place = parse_address(about["address"])
+            place = parse_address(node.sockets.address)
             await stack.enter_async_context(announced(node.identity.name, node.identity.number, place))
         limit_s = config.drain_us / SECOND_US
         drain = partial(server.drain, core, limit_s) if limit_s else None

@@ -1,7 +1,7 @@
-"""One poller for all viewers: it asks the network every POLL_S, and only while somebody looks.
+"""One poller for all viewers: it asks the network every POLL_S while somebody looks, else every REST_S.
 
 What it asks is what the views that are open need. When its broker is gone it goes to any other that it has
-heard of, so that a page outlives the broker that it was started with.
+heard of, so that a page outlives the broker that it was started with, also while nobody looks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from postroad.page.core.model import Model
 from postroad.page.door import Door
 
 POLL_S: Final = 2.0
+REST_S: Final = 60.0
 PATIENCE_S: Final = 5.0  # for one answer; brokers wait for each other for less
-MAX_ADDRESSES: Final = 16  # that are tried in turn when the broker is gone
 
 
 class Poller:
@@ -63,16 +63,18 @@ class Poller:
     async def run(self) -> None:
         try:
             while True:
-                if not self._wanted:
-                    self._woken.clear()
-                    await self._woken.wait()
-                self._woken.clear()
                 await self._poll()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):
-                        await self._woken.wait()
+                await self._rest(POLL_S)
+                if not self._wanted:
+                    await self._rest(REST_S - POLL_S)
         finally:
             await self._hang_up()
+
+    async def _rest(self, longest_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._woken.wait()
+        self._woken.clear()
 
     async def _poll(self) -> None:
         self.polls += 1
@@ -94,9 +96,8 @@ class Poller:
     async def _connected(self) -> Client:
         async with self._connecting:
             if self._client is None:
-                addresses = list(dict.fromkeys([*self._door.broker.split(","), *self.model.addresses()]))
-                client = self._door.client("page", addresses=",".join(addresses[:MAX_ADDRESSES]))
-                self._client = await client
+                addresses = self._door.anywhere(self.model.addresses())
+                self._client = await self._door.client("page", addresses=addresses)
             return self._client
 
     async def client(self) -> Client:

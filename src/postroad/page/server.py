@@ -141,7 +141,7 @@ def _application(config: PageConfig) -> FastAPI:
         searches=Searches(config.where),
         model=model,
         poller=Poller(config.door, model),
-        operators=Operators(config.door),
+        operators=Operators(config.door, model.addresses),
     )
 
     @contextlib.asynccontextmanager

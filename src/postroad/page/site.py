@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from nicegui import app, background_tasks, ui
 
-from postroad.errors import PostroadError
+from postroad.errors import PostroadError, UsageError
 from postroad.page.core.model import Model
 from postroad.page.core.picture import Places
 from postroad.page.core.reading import shown, text
-from postroad.page.door import Door
-from postroad.page.operators import Operator, Operators
+from postroad.page.door import Door, can_be_dialled
+from postroad.page.operators import Operator, Operators, Spot
 from postroad.page.poller import Poller
 from postroad.page.searches import Searches
 
@@ -115,10 +115,14 @@ class Viewer:
     def operator(self) -> Operator | None:
         return self.site.operators.get(self.visitor)
 
-    def address_of(self, broker: str) -> str:
-        """Where a broker listens; "" where it is the one that the page asks, or nothing is known."""
+    def spot_of(self, broker: str) -> Spot:
+        """Where to do something that only this broker can do."""
         known = self.model.brokers.get(broker)
-        return "" if known is None else text(known.status, "address")
+        number = "" if known is None else text(known.status, "number")
+        if known is None or not number:
+            raise UsageError(f"{broker} is not known any more")
+        address = text(known.status, "address")
+        return Spot(broker, number, address if can_be_dialled(address) else "")
 
     def act(self, work: Callable[[Operator], Awaitable[str]]) -> None:
         """Do something as the operator; the viewer is told what came of it."""

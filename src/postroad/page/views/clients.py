@@ -22,7 +22,7 @@ def build(viewer: Viewer) -> None:
             return
 
         async def kick(operator: Operator) -> str:
-            await operator.request("clients.kick", viewer.address_of(broker), connection=connection)
+            await operator.request("clients.kick", viewer.spot_of(broker), connection=connection)
             return f"connection {connection} at {broker} is closed"
 
         confirm(

@@ -76,7 +76,7 @@ def _delete(viewer: Viewer, broker: str, row: Answer) -> None:
     name = str(row.get("name", ""))
 
     async def delete(operator: Operator) -> str:
-        await operator.request("subs.delete", viewer.address_of(broker), name=name)
+        await operator.request("subs.delete", viewer.spot_of(broker), name=name)
         return f"{text(row, 'name')} is deleted"
 
     confirm(
@@ -141,5 +141,5 @@ async def _renew(viewer: Viewer, operator: Operator, broker: str, row: Answer, w
         except PostroadError as error:
             raise type(error)(f"{name} is deleted, and could not be made again: {error}") from None
 
-    await operator.act(renew, viewer.address_of(broker))
+    await operator.act(renew, viewer.spot_of(broker))
     return f"{text(row, 'name')} begins again at {since:%Y-%m-%d %H:%M} UTC"
