@@ -136,3 +136,12 @@ def test_a_verdict_in_words() -> None:
     assert tables.verdict({}) == "The path is not known whole."
     assert [texts(row)[2] for row in tables.route(TRAIL)] == ["certain", "doubt 1.0e-09", "doubt 20.0%"]
     assert texts(tables.receivers(TRAIL)[0]) == ["reader", "b3", "doubt 1.0e-04"]
+
+
+def test_what_brokers_left_out_is_said() -> None:
+    """Else a search that finds nothing would say that there is nothing."""
+    answers: dict[str, Any] = {"b1": {"more": False}, "b2": {"more": True}, "b3": {}}
+    assert tables.left_out(answers, "postroad clients") == (
+        "Not all are here: b2 has more. `postroad clients` lists them."
+    )
+    assert not tables.left_out({}, "postroad clients")

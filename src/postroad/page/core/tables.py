@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,6 +39,13 @@ def matching(listed: Sequence[dict[str, Any]], words: str) -> list[dict[str, Any
             for word in wanted
         )
     ]
+
+
+def left_out(answers: Mapping[str, Answer], command: str = "") -> str:
+    """What is said where brokers have more than one answer holds: the page cannot find that."""
+    names = sorted(name for name, answer in answers.items() if answer.get("more") is True)
+    lists = f" `{command}` lists them." if command else ""
+    return f"Not all are here: {', '.join(names)} has more.{lists}" if names else ""
 
 
 # ---- brokers

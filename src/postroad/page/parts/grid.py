@@ -50,9 +50,10 @@ class Grid(Element, component="grid.js"):
             self._props["rows"] = shown
 
 
-def too_many(rows: Sequence[object]) -> str:
+def too_many(rows: Sequence[object], left_out: str = "") -> str:
     """What is said below a table that is cut off."""
-    return "" if len(rows) <= MAX_ROWS else f"The first {MAX_ROWS} of {len(rows):,}: search for others."
+    cut = f"The first {MAX_ROWS} of {len(rows):,}: search for others." if len(rows) > MAX_ROWS else ""
+    return f"{cut} {left_out}".strip()
 
 
 def _two(arguments: Any) -> tuple[str, str]:

@@ -46,7 +46,8 @@ def build(viewer: Viewer) -> None:
     def refresh() -> None:
         rows = tables.matching(tables.clients(model, acts=viewer.operator is not None), search.value or "")
         grid.show(rows, loading="clients" not in model.answers)
-        more.set_text(too_many(rows))
+        left_out = tables.left_out(model.answers.get("clients", {}), "postroad clients")
+        more.set_text(too_many(rows, left_out))
 
     search.on_value_change(refresh)
     viewer.show(refresh, "clients")

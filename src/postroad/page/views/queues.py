@@ -75,7 +75,8 @@ def build(viewer: Viewer) -> None:
             tables.queues(model.queues, acts=viewer.operator is not None), search.value or ""
         )
         grid.show(rows, selected=selected, loading=not model.queues)
-        more.set_text(too_many(rows))
+        left_out = tables.left_out({"the network": model.queues})
+        more.set_text(too_many(rows, left_out))
         names = ", ".join(texts(model.queues, "silent"))
         silent.set_text(f"No answer from {names}." if names else "")
         detail.set_visibility(bool(selected) and viewer.operator is not None)

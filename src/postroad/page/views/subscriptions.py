@@ -63,7 +63,8 @@ def build(viewer: Viewer) -> None:
             tables.subscriptions(model, acts=viewer.operator is not None), search.value or ""
         )
         grid.show(rows, selected=selected, loading="subs" not in model.answers)
-        more.set_text(too_many(rows))
+        left_out = tables.left_out(model.answers.get("subs", {}), "postroad subs")
+        more.set_text(too_many(rows, left_out))
         listed = tables.find_subscription(model, selected)
         title.set_text(NO_DRAWING if listed is None else f"{text(listed[1], 'name')} at {listed[0]}")
         lines.show(tables.progress(model, selected))
