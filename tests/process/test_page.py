@@ -170,13 +170,16 @@ def test_what_is_done_at_a_broker_is_done_at_no_other(brokers: Any) -> None:
     first, second = brokers.line(2)
 
     async def scene() -> None:
-        async with postroad.connect(second.address) as client:
-            number = (await client.request("status"))["number"]
+        await linked(first, second)
+        numbers = {}
+        for broker in (first, second):
+            async with postroad.connect(broker.address) as client:
+                numbers[broker.name] = (await client.request("status"))["number"]
         sessions = Operators(Door(broker=first.address))
         operator = await sessions.sign_in("browser", "")
 
-        async def name_at(address: str) -> str:
-            status = await operator.request("status", Spot("b2", number, address))
+        async def name_at(address: str, broker: str = "b2") -> str:
+            status = await operator.request("status", Spot(broker, numbers[broker], address))
             return str(status["name"])
 
         assert await name_at(second.address) == "b2"
@@ -187,6 +190,7 @@ def test_what_is_done_at_a_broker_is_done_at_no_other(brokers: Any) -> None:
         for address in (first.address, ""):
             with pytest.raises(UnavailableError, match=r"b2 is not reached .*: set `advertise`"):
                 await name_at(address)
+        assert await name_at("127.0.0.1:1", "b1") == "b1"  # the page came another way
         await sessions.close()
 
     asyncio.run(scene())

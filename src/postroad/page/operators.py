@@ -74,12 +74,14 @@ class Operator:
             raise
 
     async def _client_at(self, at: Spot) -> Client:
-        """A client goes on elsewhere when its broker stops, and an address may be another's by now."""
-        for _ in range(2):
-            client = await self.client(at.address)
+        """Where the page can connect anyway, or at its address. That may be another's by now, and a client
+        goes on elsewhere when its broker stops: then a new one goes there."""
+        for address in ("", at.address, at.address):
+            client = await self.client(address)
             if (await client.request("status"))["number"] == at.number:
                 return client
-            await self._drop(at.address)
+            if address:
+                await self._drop(address)
         where = f"at {at.address}" if at.address else "from here"
         raise UnavailableError(f"{at.name} is not reached {where}: set `advertise` at it, or use --broker")
 
