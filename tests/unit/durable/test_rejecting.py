@@ -17,12 +17,14 @@ from postroad.wire.frames import Ack, Attempts, Refuse, Reply, Request, Subscrib
 class Worker(Consumer):
     """A consumer that fails."""
 
-    def start(self, key: str = "", topic: str = "t", attempts: int = 0, dead: str = "") -> Worker:
+    def start(
+        self, key: str = "", topic: str = "t", attempts: int = 0, dead: str = "", name: str = "g"
+    ) -> Worker:
         wanted = Subscribe(
             number=1,
             topic=topic,
             where="",
-            durable="g",
+            durable=name,
             ack="manual",
             shared=True,
             key=key,
@@ -218,6 +220,62 @@ def test_consumers_that_leave_while_it_is_buried_do_not_double_it() -> None:
     net.wait(3)
     assert again.got() == []
     assert [letter.payload for letter in letters(net)] == [b"a"]
+
+
+def of_groups(net: DurableNet) -> list[object]:
+    """The groups of all dead letters."""
+    return sorted(str(letter.attributes["dead_subscription"]) for letter in letters(net))
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_a_dead_letter_of_another_group_hides_none_that_a_crash_kept_back(steps: int) -> None:
+    """The group whose dead letter was given its id comes back after another group had its own published."""
+    net, publisher, worker = started(attempts=1, dead="dead")
+    other = Worker(net, 0).start(attempts=1, dead="dead", name="h")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.slow.add(0)
+    worker.reject("a")
+    for _ in range(steps):
+        net.sync(0)
+    net.kill(0)
+    net.slow.discard(0)
+    net.start(0)
+    other = Worker(net, 0).start(name="h")
+    net.wait(1)
+    other.reject("a")
+    net.wait(2)
+    assert "h" in of_groups(net)
+    net.kill(0)
+    net.start(0)
+    Worker(net, 0).start()
+    net.wait(3)
+    assert of_groups(net) == ["g", "h"]
+    assert row(net)["lag_events"] == 0
+
+
+@pytest.mark.parametrize("again", ["full", "short", ""])
+def test_a_dead_letter_of_another_group_hides_none_that_the_disk_refused(again: str) -> None:
+    net, publisher, worker = started(attempts=1, dead="dead")
+    other = Worker(net, 0).start(attempts=1, dead="dead", name="h")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.disks[0].short = True
+    worker.reject("a")
+    net.wait(0.1)
+    worker.gone()
+    net.disks[0].short = again == "short"
+    net.disks[0].full = again == "full"
+    other.reject("a")
+    net.wait(3)
+    net.disks[0].short = net.disks[0].full = False
+    net.wait(3)
+    assert of_groups(net) == ["h"]
+    net.kill(0)
+    net.start(0)
+    Worker(net, 0).start()
+    net.wait(3)
+    assert of_groups(net) == ["g", "h"]
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,14 @@ class DurableGroups:
         self._gone_rejected = self._gone_buried = 0  # of groups that were deleted
         self._uneasy: dict[int, None] = {}  # those of whose events some rest, or are set aside
         self._burying: dict[int, Callable[[Turn, bool], None]] = {}  # tickets of dead letters, below 0
+        self._last_burying = 0
         self._dead_letters = DeadLetters(
-            me=me, limits=limits, publishing=publishing, save=self._save_dead, buried=self._buried
+            me=me,
+            limits=limits,
+            publishing=publishing,
+            graves=self._groups,
+            save=self._save_dead,
+            buried=self._buried,
         )
         for subscription in hosting.subscriptions:
             if subscription.shared:
@@ -271,9 +277,9 @@ class DurableGroups:
 
     def _save_dead(self, subscriber: int, then: Callable[[Turn, bool], None]) -> None:
         """`then` hears whether what the group says of its dead letters is on disk."""
-        ticket = -1 - len(self._burying)
-        self._burying[ticket] = then
-        self._groups[subscriber].tickets.append(ticket)
+        self._last_burying -= 1
+        self._burying[self._last_burying] = then
+        self._groups[subscriber].tickets.append(self._last_burying)
         self._active[subscriber] = None
 
     def _buried(self, turn: Turn, subscriber: int) -> None:
@@ -302,7 +308,7 @@ class DurableGroups:
                     self._hand_out(turn, group, group.shared.wake(turn.now_us))
                 if group is None or not group.shared.uneasy:
                     del self._uneasy[subscriber]
-            self._dead_letters.tick(turn, {number: self._groups[number] for number in self._uneasy})
+            self._dead_letters.tick(turn, list(self._uneasy))
         self.flush(turn)
 
     def flush(self, turn: Turn) -> None:

@@ -2,13 +2,15 @@
 
 A dead letter is a durable event of this broker on the topic that the subscription names. Its id is saved with
 the event it stands for before it is published, and these ids only increase, one bundle after the other. So
-after a crash the last id in the log tells which of them were published: those are done, and all others get a
-new id. One bundle is under way at a time, of whatever groups.
+after a crash, or when the disk refused one, the last id in the log tells which of them were published: those
+are done, and all others get a new id. That is found out for all groups, also those that nobody reads now, and
+is on disk before anything else is published: a later id in the log would make all of them look published.
+One bundle is under way at a time, of whatever groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -58,8 +60,8 @@ class _Burial:
 
 
 class DeadLetters:
-    """`save(turn, subscriber, then)`: what the group says of the dead letters is to be on disk; `buried`: it
-    has changed. `groups`: those that there are."""
+    """`graves`: all groups. `save(subscriber, then)`: what the group says of its dead letters is to be on disk;
+    `buried`: it has changed."""
 
     def __init__(
         self,
@@ -67,40 +69,66 @@ class DeadLetters:
         me: int,
         limits: Limits,
         publishing: Publishing,
+        graves: Mapping[int, Grave],
         save: Callable[[int, Callable[[Turn, bool], None]], None],
         buried: Callable[[Turn, int], None],
     ) -> None:
         self._prefix = bytes(MessageId(DEAD_LETTERS_PUBLISHER, me, 0, 0))[:_REST_BYTES]
         self._limits = limits
         self._publishing = publishing
+        self._graves = graves
         self._save = save
         self._buried = buried
+        self._doubtful = True  # ids may have been given to what was not published
+        self._resolved: dict[int, None] = {}  # groups of which that is known, and is to be on disk
         self._under_way: list[_Burial] = []
-        self._unsaved = 0  # groups of those that are not on disk yet
+        self._unsaved = 0  # groups of either that are not on disk yet
         self._refused = False  # the disk did not take one of them
         self.retry_at = 0  # when the disk is asked again, or the log may have been read
 
-    def tick(self, turn: Turn, graves: Mapping[int, Grave]) -> None:
-        """Begin the next bundle, if something is set aside and none is under way."""
-        if self._under_way or turn.now_us < self.retry_at:
+    def tick(self, turn: Turn, subscribers: Iterable[int]) -> None:
+        """Begin the next bundle, if something of these groups is set aside and none is under way."""
+        if self.busy or turn.now_us < self.retry_at:
             return
         waiting = [
-            (subscriber, grave, event)
-            for subscriber, grave in graves.items()
-            if grave.topic
-            for event in grave.shared.aside
+            (subscriber, self._graves[subscriber], event)
+            for subscriber in subscribers
+            if subscriber in self._graves and self._graves[subscriber].topic
+            for event in self._graves[subscriber].shared.aside
         ]
         newest = self._publishing.newest(self._prefix) if waiting else None
         if newest is None:
             self.retry_at = turn.now_us + RETRY_US if waiting else 0
             return
+        self._resolve(turn, newest)
+        if not self._resolved:
+            self._begin(turn, waiting, newest)
+
+    def _resolve(self, turn: Turn, newest: bytes) -> None:
+        """Find out which of the ids that were given were published, and save that."""
+        for subscriber, grave in self._graves.items() if self._doubtful else ():
+            if grave.shared.resolve(self._prefix + newest):
+                self._resolved[subscriber] = None
+        self._doubtful = False
+        self._resolved = {subscriber: None for subscriber in self._resolved if subscriber in self._graves}
+        self._unsaved, self._refused = len(self._resolved), False
+        for subscriber in self._resolved:
+            self._save(subscriber, self._saved_resolved)
+            self._buried(turn, subscriber)
+
+    def _saved_resolved(self, turn: Turn, accepted: bool) -> None:
+        self._unsaved -= 1
+        self._refused |= not accepted
+        if self._unsaved:
+            return
+        if self._refused:
+            self.retry_at = turn.now_us + RETRY_US
+        else:
+            self._resolved.clear()
+
+    def _begin(self, turn: Turn, waiting: Iterable[tuple[int, Grave, Event]], newest: bytes) -> None:
         size, last = 0, int.from_bytes(newest or bytes(_REST_BYTES), "big")
         for subscriber, grave, event in waiting:
-            earlier = grave.shared.dead_id(event)
-            if earlier is not None and earlier[_REST_BYTES:] <= newest:  # it was published before a crash
-                grave.shared.bury(event.pubend, event.tick)
-                self._buried(turn, subscriber)
-                continue
             if len(self._under_way) == MAX_BUNDLE or size > BUNDLE_BYTES:
                 break
             size += event.size
@@ -152,6 +180,7 @@ class DeadLetters:
     def _settled(self, turn: Turn, *, accepted: bool) -> None:
         burials, self._under_way = self._under_way, []
         if not accepted:
+            self._doubtful = True
             self.retry_at = turn.now_us + RETRY_US
             return
         for burial in burials:
@@ -161,4 +190,5 @@ class DeadLetters:
 
     @property
     def busy(self) -> bool:
-        return bool(self._under_way)
+        """Something is on its way to disk."""
+        return bool(self._under_way) or self._unsaved > 0

@@ -396,14 +396,26 @@ class SharedSubscription:
         """Events that are to be dead letters."""
         return list(self._division.aside.values())
 
-    def dead_id(self, event: Event) -> bytes | None:
-        """The id that its dead letter was given."""
-        return self._progress[event.pubend].dead.get(event.tick)
-
     def give_id(self, event: Event, identity: bytes) -> None:
         """Its dead letter is published under this id, once that is saved."""
         self._progress[event.pubend].dead[event.tick] = identity
         self._dirty[event.pubend] = None
+
+    def resolve(self, newest: bytes) -> bool:
+        """Dead letters with ids up to this one were published, so their events are done; the others were not,
+        and are to be given new ids. Whether there were any."""
+        given = [
+            (pubend, tick, identity)
+            for pubend, progress in self._progress.items()
+            for tick, identity in progress.dead.items()
+        ]
+        for pubend, tick, identity in given:
+            if identity <= newest:
+                self.bury(pubend, tick)
+            else:
+                del self._progress[pubend].dead[tick]
+                self._dirty[pubend] = None
+        return bool(given)
 
     def bury(self, pubend: int, tick: int) -> None:
         """Its dead letter is on disk: the event is done, also if it was forgotten meanwhile."""
