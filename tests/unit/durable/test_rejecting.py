@@ -9,7 +9,7 @@ import pytest
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Consumer, Reader
 
-from postroad.events import Event
+from postroad.events import TTL, Event
 from postroad.ids import DEAD_LETTERS_PUBLISHER, IdSource
 from postroad.wire.frames import Ack, Attempts, Refuse, Reply, Request, Subscribe, encode
 
@@ -145,6 +145,16 @@ def test_after_its_last_attempt_it_is_a_dead_letter_and_done() -> None:
     assert worker.got() == ["poison", "good", "poison"]
     found = row(net)
     assert (found["lag_events"], found["dead_letters"], found["waiting"]) == (0, 1, 0)
+
+
+def test_a_dead_letter_does_not_expire_with_its_event() -> None:
+    net, publisher, worker = started(attempts=1, dead="dead")
+    publisher.send(publisher.durable("t", "late", **{TTL: 3_000, "price": 3}))
+    worker.reject("late")
+    net.wait(1)
+    (letter,) = letters(net)
+    assert letter.attributes["price"] == 3
+    assert letter.expires_at is None
 
 
 def test_a_lost_consumer_has_tried_the_oldest_that_it_had_and_one_that_leaves_nothing() -> None:

@@ -18,7 +18,7 @@ from postroad.durable.subscriber.dividing import Event
 from postroad.durable.subscriber.groups import SharedSubscription
 from postroad.errors import TooLargeError
 from postroad.events.attributes import Value
-from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.events.batch import TTL, BatchBuilder, EventBatch
 from postroad.ids import DEAD_LETTERS_PUBLISHER, MessageId
 from postroad.seam.turn import Turn
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
@@ -159,15 +159,17 @@ class DeadLetters:
         )
 
     def _add(self, builder: BatchBuilder, burial: _Burial) -> None:
-        """As much of the event as fits beside what is said of it."""
+        """As much of the event as fits beside what is said of it. Its time to live was for its consumers:
+        whoever looks at dead letters comes later."""
         event = burial.event.source.batch.event(burial.event.row)
+        own = {name: value for name, value in event.attributes.items() if name != TTL}
         about: dict[str, Value] = {
             TOPIC: event.topic,
             ID: str(event.id),
             ATTEMPTS: burial.event.attempt - 1,
             SUBSCRIPTION: burial.grave.name,
         }
-        for attributes, payload in ((event.attributes, event.payload), ({}, event.payload), ({}, b"")):
+        for attributes, payload in ((own, event.payload), ({}, event.payload), ({}, b"")):
             try:
                 builder.add(
                     burial.identity, burial.grave.topic, {**attributes, **about}, payload, self._limits
