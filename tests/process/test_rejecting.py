@@ -183,3 +183,25 @@ def test_kill_9_neither_loses_nor_doubles_a_dead_letter(brokers: Any) -> None:
         assert done == set(range(total)) - poison
 
     run(test())
+
+
+def test_a_broker_that_stops_in_good_order_is_no_attempt(brokers: Any) -> None:
+    """Its consumers go on; they have not failed at what they are at."""
+    (b1,) = brokers.line(1)
+
+    async def test() -> None:
+        async with (
+            postroad.connect(b1.address) as client,
+            client.subscribe("orders/#", ack="manual", **POLICY) as events,
+        ):
+            await client.publish("orders/eu", b"long work", durable=True)
+            event = await events.get(timeout=10)
+            for _ in range(2):
+                await asyncio.to_thread(b1.stop)
+                await asyncio.to_thread(b1.start)
+                event = await events.get(timeout=20)
+            assert isinstance(event, postroad.Event)
+            assert (event.payload, event.attempt) == (b"long work", 1)
+            await events.ack(event)
+
+    run(test())

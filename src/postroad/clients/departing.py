@@ -42,6 +42,9 @@ class DurableSubscribers(Protocol):
     def behind(self, connection: int) -> int:
         """Events published here that this client has not acknowledged."""
 
+    def give_back(self, turn: Turn, connection: int) -> None:
+        """This client is not lost: what it has of shared subscriptions was not tried."""
+
     def still_here(self, subscribers: frozenset[int]) -> bool:
         """Whether one of these has neither moved nor is deleted."""
 
@@ -112,6 +115,8 @@ class Departing:
         for number in connections:
             waits = self._receipts.waits(number) or (number in readers and publishing)
             if not waits and not self._takes_more(number, turn.now_us):
+                if self._durable is not None:
+                    self._durable.give_back(turn, number)
                 self.send_on(turn, number)
         if not connections and self._empty_us is None:
             self._empty_us = turn.now_us

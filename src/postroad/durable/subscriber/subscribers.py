@@ -792,6 +792,12 @@ class DurableSubscribers:
             if not session.shared
         )
 
+    def give_back(self, turn: Turn, connection: int) -> None:
+        """This client is not lost: what it has of shared subscriptions was not tried."""
+        for session in self._sessions.on(connection):
+            if session.shared:
+                self._forget(turn, session)
+
     def still_here(self, subscribers: frozenset[int]) -> bool:
         """Whether one of these has neither moved nor is deleted."""
         known = (self.hosting.subscriptions.find(number) for number in subscribers)
