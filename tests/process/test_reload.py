@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import signal
 import ssl
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,37 @@ def hang_up(broker: Any) -> None:
     before = broker.log.read_text().count("SIGHUP")
     broker.process.send_signal(signal.SIGHUP)
     wait_until(lambda: broker.log.read_text().count("SIGHUP") > before, "the broker reads its settings again")
+
+
+def test_a_hangup_while_a_broker_starts_waits(brokers: Any) -> None:
+    b1 = brokers.start("b1")
+    b1.stop()
+    over = threading.Event()
+
+    def hang_up_early() -> None:
+        """As soon as it has begun."""
+        while not over.wait(0.002):
+            if b1.process is not None and blocks_hangups(b1.process.pid):
+                b1.process.send_signal(signal.SIGHUP)
+                return
+
+    thread = threading.Thread(target=hang_up_early)
+    thread.start()
+    try:
+        b1.start()
+    finally:
+        over.set()
+        thread.join()
+    wait_until(lambda: "SIGHUP: changed: no setting" in b1.log.read_text(), "it reads its settings again")
+    assert b1.running
+
+
+def blocks_hangups(pid: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("SigBlk:") and int(line.split()[1], 16) & 1 for line in lines)
 
 
 DENY = '[[auth.rules]]\nprincipal = "alice"\nallow = false\naction = "publish"\ntopic = "secret/#"\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -124,6 +125,8 @@ def up(
     log_format: LogFormatOption = None,
 ) -> int:
     """Run a broker. Prints `ready NAME HOST:PORT` once it serves."""
+    # It would end a process that does not listen to it yet, and a start may take minutes: `serve` lets it in.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from postroad.net.configure import configure
     from postroad.net.run import run
 

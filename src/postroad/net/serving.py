@@ -95,6 +95,7 @@ async def serve(
     upkeep = Upkeep(lambda: server.inputs_handled, Allocator())
     upkeep.start()
     await server.start(sockets.listener, sockets.datagrams)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     LOGGER.info("serving address=%s metrics=%s %s", sockets.address, about["metrics_address"], details)
     print(f"ready {about['name']} {sockets.address}", flush=True)  # noqa: T201 -- scripts wait for it
     code = await server.wait()
