@@ -87,6 +87,7 @@ def test_best_effort_and_without_an_event_loop(brokers: Any) -> None:
 
         time.sleep(0.3)
         assert [item.payload for item in events if isinstance(item, postroad.Event)] == [b"new"]
+        assert events.expired == 1
         for wrong in (0, -1, float("nan"), True, "5"):
             with pytest.raises(postroad.UsageError, match="ttl"):
                 client.publish("t", b"x", ttl=wrong)  # type: ignore[arg-type]

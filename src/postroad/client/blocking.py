@@ -269,6 +269,11 @@ class Subscription:
         """Brokers that had not confirmed it when it began."""
         return self._inner.missing
 
+    @property
+    def expired(self) -> int:
+        """Events that nobody was handed, since their time was over."""
+        return self._inner.expired
+
     def __enter__(self) -> Self:
         return self
 
