@@ -60,8 +60,8 @@ class _Burial:
 
 
 class DeadLetters:
-    """`graves`: all groups. `save(subscriber, then)`: what the group says of its dead letters is to be on disk;
-    `buried`: it has changed."""
+    """`graves`: all groups. `save(subscriber, then)`: what the group says of its dead letters is to be on
+    disk; `buried`: it has changed."""
 
     def __init__(
         self,
