@@ -142,7 +142,9 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 class GapError(PostroadError):
     """Some events are missing, and who reads asked for events alone. `gap` says which.
 
-    Decide whether the work may go on without them. Read on with `async for event in events` to be given Gaps.
+    Decide whether the work may go on without them. If so, catch it inside the block of the subscription, and
+    call `only_events()` again: that goes on behind the gap. Uncaught, a durable
+    subscription raises it at every start.
     """
 
     def __init__(self, gap: Gap) -> None:
