@@ -18,10 +18,12 @@ def parse_addresses(text: str) -> tuple[str, ...]:
 def tls(*, ca: str | None = None, certificate: str | None = None, key: str | None = None) -> ssl.SSLContext:
     """A context for `connect(tls=...)`: whom to trust (the system's authorities unless `ca` names a file),
     and the client's own certificate where the broker asks for one."""
+    files = f"the authority {ca}"
     try:
         context = ssl.create_default_context(cafile=ca)
         if certificate is not None:
+            files = f"the certificate {certificate} with {'no key file' if key is None else f'the key {key}'}"
             context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"cannot use these TLS files ({ca or certificate}): {error}") from None
+        raise UsageError(f"cannot use {files}: {error}") from None
     return context
