@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from postroad.errors import BugError
 from postroad.events.batch import BatchBuilder
 from postroad.ids import SESSION_BYTES, IdSource
 from postroad.wire import discovery
 from postroad.wire.frames import (
     DEFAULT_LIMITS,
     Ack,
+    Ended,
     Hello,
     Kind,
     Message,
@@ -30,6 +32,7 @@ from postroad.wire.frames import (
     Send,
     Splitter,
     Subscribe,
+    Subscribed,
     Welcome,
     decode,
     encode,
@@ -38,6 +41,7 @@ from postroad.wire.frames import (
 
 M = TypeVar("M", bound=Message)
 TOPIC: Final = "attack/a"
+HONEST: Final = "honest"  # the durable name of the honest one
 WINDOW: Final = 64 << 20
 PAYLOAD: Final = bytes(100_000)
 CHUNK: Final = 1 << 16
@@ -70,13 +74,21 @@ class Attacker:
     def say(self, *messages: Message) -> None:
         self.socket.sendall(b"".join(map(encode, messages)))
 
-    def wait_for(self, kind: type[M]) -> M:
+    def take(self, *asked: Subscribe) -> None:
+        """Subscribe. Where the broker refuses, the attack shows nothing, and fails."""
+        self.say(*asked)
+        for _ in asked:
+            answer = self.wait_for(Subscribed, Ended)
+            if isinstance(answer, Ended):
+                raise BugError(f"no attack: subscription {answer.number} is refused, {answer.reason}")
+
+    def wait_for(self, *kinds: type[M]) -> M:
         while True:
             data = self.socket.recv(CHUNK)
             if not data:
                 raise ConnectionError("closed")
             for frame in self._splitter.feed(data):
-                if frame_kind(frame) != Kind.DELIVERY and isinstance(message := decode(frame), kind):
+                if frame_kind(frame) != Kind.DELIVERY and isinstance(message := decode(frame), kinds):
                     return message
 
     def publish(self, payload: bytes, **attributes: str | int) -> None:
@@ -181,10 +193,11 @@ def requests(what: str, **arguments: str) -> Callable[[Place], None]:
 
 
 def likes(place: Place) -> None:
+    """Conditions of 4 KB, made of the longest patterns that are taken."""
     client = place.client()
     for number in range(4):
-        where = f"a LIKE '%{'_' * 2_000}{number}%'"
-        client.say(Subscribe(number=number, topic=TOPIC, where=where))
+        where = " OR ".join(f"a LIKE '%{'_' * 245}{number}{term:x}%'" for term in range(15))
+        client.take(Subscribe(number=number, topic=TOPIC, where=where))
     while place.going_on:
         client.publish(b"", a="x" * 60_000)
         time.sleep(0.01)
@@ -193,7 +206,8 @@ def likes(place: Place) -> None:
 def arithmetic(place: Place) -> None:
     client = place.client()
     for number in range(200):
-        client.say(Subscribe(number=number, topic="#", where=f"a * {number + 2} + a / {number + 3} > a - 1"))
+        where = f"a * {number + 2} + a / {number + 3} > a - 1"
+        client.take(Subscribe(number=number, topic="#", where=where))
     while place.going_on:
         client.publish(b"", a=7)
         time.sleep(0.005)
@@ -204,7 +218,8 @@ def conditions(place: Place) -> None:
     while place.going_on and number < 5_000:
         number += 1
         terms = " OR ".join(f"(k{number}_{term} > {term} AND b{term} = 'x{number}')" for term in range(10))
-        client.say(Subscribe(number=number, topic=f"attack/{number}", where=terms))
+        asked = Subscribe(number=number, topic=f"attack/{number}", where=terms)
+        client.take(asked) if number == 1 else client.say(asked)
     place.rest()
 
 
@@ -212,8 +227,32 @@ def names(place: Place) -> None:
     client, number = place.client(), 0
     while place.going_on and number < 20_000:
         number += 1
-        client.say(Subscribe(number=number, topic=TOPIC, where="", durable=f"attack-{number}", ack="manual"))
+        asked = Subscribe(number=number, topic=TOPIC, where="", durable=f"attack-{number}", ack="manual")
+        client.take(asked) if number == 1 else client.say(asked)
     place.rest()
+
+
+def thefts(place: Place) -> None:
+    """Of the honest one's durable name, from where the streams end."""
+    client = place.client()
+    client.say(Request(number=1, what="heads"))
+    heads = json.dumps(json.loads(client.wait_for(Reply).body)["heads"])
+    while place.going_on:
+        for token in ("", heads):
+            client.say(Subscribe(number=1, topic=TOPIC, where="", durable=HONEST, ack="manual", token=token))
+            if isinstance(client.wait_for(Subscribed, Ended), Subscribed):
+                raise BugError("another principal's durable name was taken")
+
+
+def long_fields(place: Place) -> None:
+    while place.going_on:
+        key = "k" * 1_000_000
+        asked = Subscribe(number=1, topic=TOPIC, where="", durable="attack", ack="auto", shared=True, key=key)
+        client = place.client()
+        client.say(asked)
+        with contextlib.suppress(ConnectionError):
+            client.wait_for(Subscribed)
+            raise BugError("a key of a million characters was taken")
 
 
 def readers(place: Place) -> None:
@@ -222,13 +261,14 @@ def readers(place: Place) -> None:
     heads = json.loads(client.wait_for(Reply).body)["heads"]
     until = json.dumps({name: tick + 1_800_000_000 for name, tick in heads.items()})
     for number in range(1_024):
-        client.say(Subscribe(number=number, topic=TOPIC, where="", token=json.dumps(heads), until=until))
+        asked = Subscribe(number=number, topic=TOPIC, where="", token=json.dumps(heads), until=until)
+        client.take(asked) if number == 0 else client.say(asked)
     place.rest()
 
 
 def small_frames(place: Place) -> None:
     client = place.client()
-    client.say(Subscribe(number=1, topic=TOPIC, where="", durable="attack", ack="manual"))
+    client.take(Subscribe(number=1, topic=TOPIC, where="", durable="attack", ack="manual"))
     frames = encode(Ack(number=1, token="{}", ticket=1)) * 1_000
     while place.going_on:
         client.socket.sendall(frames)
@@ -236,7 +276,8 @@ def small_frames(place: Place) -> None:
 
 def fanned_out(place: Place) -> None:
     client = place.client()
-    for number in range(10_000):
+    client.take(Subscribe(number=0, topic=TOPIC, where=""))
+    for number in range(1, 10_000):
         client.say(Subscribe(number=number, topic=TOPIC, where=""))
     while place.going_on:
         client.publish(b"")
@@ -245,7 +286,7 @@ def fanned_out(place: Place) -> None:
 
 def stalled(place: Place) -> None:
     for number in range(12):
-        place.client().say(Subscribe(number=number, topic="attack/#", where=""))
+        place.client().take(Subscribe(number=number, topic="attack/#", where=""))
     publisher = place.client()
     while place.going_on:
         publisher.publish(PAYLOAD)
@@ -307,6 +348,8 @@ ATTACKS: Final[dict[str, Callable[[Place], None]]] = {
     "conditions with arithmetic": arithmetic,
     "5,000 conditions, each of its own": conditions,
     "20,000 durable names": names,
+    "the honest one's durable name, again and again": thefts,
+    "a key of a million characters": long_fields,
     "1,024 readers that wait for the future": readers,
     "acknowledgements, as many as fit": small_frames,
     "10,000 subscriptions to the same, and events": fanned_out,

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from postroad.bench.attacks import ATTACKS
+from postroad.bench.attacks import ATTACKS, HONEST
 from postroad.bench.processes import Running, free_port, resident_bytes
 from postroad.client.aio import Client, connect
 from postroad.client.subscription import Subscription
@@ -128,7 +128,7 @@ async def _measure(
         connect(address, token=token) as durable_publisher,
         connect(address, token=token) as reader,
         reader.subscribe("honest/plain") as plain,
-        reader.subscribe("honest/durable", durable="honest", ack="auto") as durable,
+        reader.subscribe("honest/durable", durable=HONEST, ack="auto") as durable,
     ):
         reading = [
             asyncio.ensure_future(honest.read(plain, "plain")),

@@ -4,7 +4,8 @@ A database that was put back from a backup while the log went on would be believ
 then would be gone without a word, tokens and boot numbers would go back, and numbers of subscriptions that
 filtering records name would be given out again. So the database counts its commits, and the log's folder
 notes the count. It is noted after the commit is on disk and is not synced itself: a crash can only leave it
-behind the database, and only one that is ahead of it proves that the database is not the latest.
+behind the database, and only one that is ahead of it proves that the database is not the latest. The line
+ends with its checksum: one of which a bit changed would refuse a database that is whole.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from google_crc32c import value as crc32c
+
 STAMP: Final = "stamp"
-_TEXT: Final = re.compile(rb"([0-9a-f]{8}) ([0-9]{10}) ([0-9]{20})\n")
+# Earlier versions wrote it without its checksum.
+_TEXT: Final = re.compile(rb"(([0-9a-f]{8}) ([0-9]{10}) ([0-9]{20}))(?: ([0-9a-f]{8}))?\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +32,19 @@ class Stamp:
 
     def encode(self) -> bytes:
         """Always of the same length: it is written over the last one, on a full disk too."""
-        return f"{self.broker:08x} {self.boot:010d} {self.commits:020d}\n".encode()
+        text = f"{self.broker:08x} {self.boot:010d} {self.commits:020d}".encode()
+        return text + f" {crc32c(text):08x}\n".encode()
 
 
 def read_stamp(folder: Path) -> Stamp | None:
     """None where there is none that can be read."""
     try:
-        stamp = _TEXT.fullmatch((folder / STAMP).read_bytes())
+        line = _TEXT.fullmatch((folder / STAMP).read_bytes())
     except OSError:
         return None
-    return stamp and Stamp(broker=int(stamp[1], 16), boot=int(stamp[2]), commits=int(stamp[3]))
+    if line is None or (line[5] is not None and int(line[5], 16) != crc32c(line[1])):
+        return None
+    return Stamp(broker=int(line[2], 16), boot=int(line[3]), commits=int(line[4]))
 
 
 class StampFile:

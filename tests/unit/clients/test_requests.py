@@ -57,6 +57,17 @@ def test_what_changes_something_needs_the_right_to(what: str) -> None:
     assert ask(DurableClient(net, 0, "ops"), what, name="s", broker="b9").code == "usage", "there is no such"
 
 
+@pytest.mark.parametrize("what", ["clients.kick", "queues.found", "queues.rescue"])
+def test_what_changes_the_network_is_denied_to_who_has_no_right(what: str) -> None:
+    net = DurableNet(1)
+    net.config = replace(net.config, auth=AuthConfig(tokens={hashlib.sha256(b"alice").hexdigest(): "alice"}))
+    net.kill(0)
+    net.start(0)
+    denied = ask(DurableClient(net, 0, "alice"), what)
+    assert denied.code == "denied"
+    assert denied.body.startswith(f"{what} needs the right `admin` at this broker")
+
+
 def test_heads_name_who_is_away_and_leave_out_who_is_retired() -> None:
     net = DurableNet(2, [(0, 1)])
     client, publisher = DurableClient(net, 0), DurableClient(net, 1)

@@ -281,6 +281,33 @@ def test_a_stamp_that_is_behind_or_unreadable_proves_nothing(tmp_path: Path, har
     assert found.boot == boot_of(tmp_path) > before
 
 
+def test_no_bit_of_the_stamp_refuses_a_database_that_is_whole(tmp_path: Path) -> None:
+    """Found: a third of them did, as "older than the log beside it"."""
+    commit(tmp_path / "whole", 3)
+    content = (tmp_path / "whole" / LOG_FOLDER / STAMP).read_bytes()
+    for at in range(len(content)):
+        harmed = tmp_path / "harmed"
+        shutil.copytree(tmp_path / "whole", harmed)
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        (harmed / LOG_FOLDER / STAMP).write_bytes(changed)
+        start(harmed)
+        shutil.rmtree(harmed)
+
+
+def test_a_stamp_of_an_earlier_version_counts(tmp_path: Path) -> None:
+    """It has no checksum."""
+    commit(tmp_path, 3)
+    database, stamp = tmp_path / DATABASE, tmp_path / LOG_FOLDER / STAMP
+    before = snapshot(database)
+    commit(tmp_path, 1)
+    stamp.write_bytes(stamp.read_bytes()[:40] + b"\n")
+    database.write_bytes(before)
+    (tmp_path / COPY).unlink()
+    with pytest.raises(StorageError, match="is older than the log"):
+        start(tmp_path)
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     """A process that may not write a byte to any file stands for a disk without room."""
     script = (
