@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.worlds.process_clients import Publisher, cli, reachable, run
+from tests.worlds.process_clients import Publisher, cli, linked, reachable, run
 from tests.worlds.processes import KEEP, SOURCE, BrokerProcess, Brokers, configured, wait_until
 
 import postroad
+from postroad.queues.settings import QueueConfig
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -241,15 +242,64 @@ def test_a_restore_that_was_cut_short_leaves_nothing_that_starts(brokers: Broker
     assert "postroad.db is lost" in outcome.stderr
 
 
-def test_queues_of_a_lone_broker_whose_log_lost_its_end_go_on_after_a_rescue(brokers: Brokers) -> None:
-    """Responsibility 8: the only copy is read up to where it ends, and only if an administrator says so."""
-    broker = brokers.start("b1")
-    run(send(broker.address, range(10)))
-    broker.kill()
-    newest = max((broker.data / "log").glob("*.log"))
-    with newest.open("r+b") as log:
-        log.truncate(newest.stat().st_size - 1)
-    broker.start()
-    wait_until(lambda: "may lack their ends" in broker.log.read_text(), "it says so")
-    assert cli(broker.address, "queues", "rescue", "--yes").returncode == 0
-    assert accepted(broker.address, 9) == [*range(9)]
+# A broker that offers a rescue after half a second of what it offers one after ten.
+SOON = (
+    "-c",
+    "from postroad.queues import reports; reports.UNFILLED_US = 500_000; "
+    "from postroad.cli import main; raise SystemExit(main())",
+)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_queues_go_on_after_a_rescue_where_no_log_has_its_end(brokers: Brokers, count: int) -> None:
+    """Responsibility 8: the copies are read up to where they end, and only if an administrator says so."""
+    running: list[BrokerProcess] = []
+    for number in range(count):
+        running.append(brokers.start(f"b{number}", *(one.address for one in running), program=SOON))
+    first, last = running[0], running[-1]
+    run(linked(*running))
+    run(send(first.address, range(1)))
+    wait_until(lambda: replicas(first.address) == {count}, "each message is on all of them")
+    run(send(first.address, range(1, 10)))
+    for broker in running:
+        broker.kill()
+    for broker in running:
+        newest = max((broker.data / "log").glob("*.log"))
+        with newest.open("r+b") as log:
+            log.truncate(newest.stat().st_size - 1)
+        broker.start()
+        wait_until(lambda: "may lack their ends" in broker.log.read_text(), "it says so")  # noqa: B023
+    run(linked(*running))
+    wait_until(lambda: rescuable(last.address) == QueueConfig().arcs, "every arc can be rescued")
+    assert cli(last.address, "queues", "rescue", "--yes").returncode == 0
+    assert accepted(last.address, 9) == [*range(9)]
+
+
+def replicas(address: str) -> set[int]:
+    return {len(row["replicas"]) for row in json.loads(cli(address, "queues", "--json").stdout)["queues"]}
+
+
+def rescuable(address: str) -> int:
+    return len(json.loads(cli(address, "queues", "rescue", "--json").stdout)["arcs"])
+
+
+def test_arcs_whose_replicas_are_all_gone_begin_anew_after_a_rescue(brokers: Brokers, tmp_path: Path) -> None:
+    """Responsibility 8: though a majority of their electors is left."""
+    extra = configured(tmp_path, "[queues]\nreplicas = 1\n")
+    running: list[BrokerProcess] = []
+    for number in range(3):
+        running.append(brokers.start(f"b{number}", *(one.address for one in running), extra=extra))
+    first, *_, last = running
+    run(linked(*running))
+    wait_until(lambda: responsible_for(last.address) > 0, "the last one has its share")
+    assert rescuable(first.address) == 0
+    lost = responsible_for(last.address)
+    last.kill()
+    wait_until(lambda: rescuable(first.address) == lost, "what only that one had can be rescued")
+    assert cli(first.address, "queues", "rescue", "--yes").returncode == 0
+    served = QueueConfig().arcs
+    wait_until(lambda: sum(map(responsible_for, (first.address, running[1].address))) == served, "all serve")
+
+
+def responsible_for(address: str) -> int:
+    return int(json.loads(cli(address, "status", "--json").stdout)["queues"]["responsible_for"])

@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 from tests.worlds.queue_networks import QueueNetwork, address_of
+from tests.worlds.turns import Turns
 
 from postroad.broker.core import Broker
-from postroad.queues.inbox import Answer
+from postroad.queues.inbox import Answer, Message
 from postroad.queues.queues import Queues
-from postroad.queues.talk import Deliver, Done, JoinTask, Said, SettleTask, Work, encode
+from postroad.queues.talk import (
+    Deliver,
+    Done,
+    JoinTask,
+    LeaveTask,
+    PutTask,
+    Said,
+    SettleTask,
+    Work,
+    encode,
+)
 from postroad.queues.transactions import Transactions
 from postroad.seam.turn import Turn
 from postroad.sim.judge.queues import QueueLedger
@@ -267,23 +278,18 @@ def test_express_messages_of_all_inboxes_have_one_bound_and_give_their_room_back
     assert list(queues_of(network.broker("a")).serving.rows()) == []
 
 
-@pytest.mark.parametrize("step", ["_staged", "_decided"])
-def test_a_transaction_whose_entry_dies_blocks_nobody_for_long(
-    step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its arcs ask its home, also where nothing else makes them look at the time."""
-    monkeypatch.setattr(Transactions, step, lambda *_arguments: None)
-    network = QueueNetwork({"a": ()}, arcs=4)
+def begin_transaction(network: QueueNetwork) -> dict[int, str]:
+    """Of two messages for two arcs of one broker, where they are staged from then on: inboxes by arc."""
     network.start("a")
     sender = Sender(network, "a")
     network.run(SECOND_US)
     arcs = queues_of(network.broker("a")).arcs
     names = {arcs.index(f"inbox{number}"): f"inbox{number}" for number in range(100)}
-    views = [arcs.view(arc) for arc in sorted(names)[:2]]
+    two = {arc: names[arc] for arc in sorted(names)[:2]}
+    views = [view for arc in two if (view := arcs.view(arc)) is not None]
     postings = tuple(
-        frames.Posting(inbox=names[arc], id=number, after=0, payload=b"x", chain=encode(view.chain))
-        for number, (arc, view) in enumerate(zip(sorted(names), views, strict=False), 1)
-        if view is not None
+        frames.Posting(inbox=name, id=number, after=0, payload=b"x", chain=encode(view.chain))
+        for number, (name, view) in enumerate(zip(two.values(), views, strict=True), 1)
     )
     sender.say(
         frames.Send(
@@ -291,11 +297,103 @@ def test_a_transaction_whose_entry_dies_blocks_nobody_for_long(
         )
     )
     network.run(SECOND_US)
-    assert [len(arcs.machine(arc).staged) for arc in sorted(names)[:2]] == [1, 1]
+    assert [len(arcs.machine(arc).staged) for arc in two] == [1, 1]
+    return two
+
+
+@pytest.mark.parametrize("step", ["_staged", "_decided"])
+def test_a_transaction_whose_entry_dies_blocks_nobody_for_long(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arcs ask its home, also where nothing else makes them look at the time."""
+    monkeypatch.setattr(Transactions, step, lambda *_arguments: None)
+    network = QueueNetwork({"a": ()}, arcs=4)
+    names = begin_transaction(network)
+    arcs = queues_of(network.broker("a")).arcs
     network.run(30 * SECOND_US)
-    assert [len(arcs.machine(arc).staged) for arc in sorted(names)[:2]] == [0, 0]
-    depths = {arcs.machine(arc).depth(names[arc]) for arc in sorted(names)[:2]}
+    assert [len(arcs.machine(arc).staged) for arc in names] == [0, 0]
+    depths = {arcs.machine(arc).depth(name) for arc, name in names.items()}
     assert depths == ({1} if step == "_decided" else {0}), "as its home decided"
+
+
+def test_a_transaction_is_given_up_later_where_too_much_waits_for_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no room for a question to its home then."""
+    monkeypatch.setattr(Transactions, "_staged", lambda *_arguments: None)
+    network = QueueNetwork({"a": ()}, arcs=4)
+    names = begin_transaction(network)
+    queues = queues_of(network.broker("a"))
+    with monkeypatch.context() as full:
+        full.setattr(queues.errands, "_max_bytes", 0)
+        network.run(30 * SECOND_US)
+    assert [len(queues.arcs.machine(arc).staged) for arc in names] == [1, 1]
+    network.run(30 * SECOND_US)
+    assert [len(queues.arcs.machine(arc).staged) for arc in names] == [0, 0]
+
+
+def test_what_comes_with_the_write_that_deletes_its_inbox_is_handed_out_when_it_is_kept() -> None:
+    network, first, _ = network_of_two()
+    sender = Sender(network, first)
+    network.run(SECOND_US)
+    for number in (1, 2, 3):
+        sender.send(number)
+    network.run(SECOND_US)
+    serving = queues_of(network.broker(first)).serving
+    ((arc, served),) = serving._served.items()
+    assert served.visible[INBOX] == 4
+    view = queues_of(network.broker(first)).arcs.view(arc)
+    assert view is not None
+    put = PutTask(
+        (Message(INBOX, view.chain, "00" * 8 + "till", 1, False, b"x"),), "recoverable", False, False
+    )
+    manage = serving._manage
+
+    def together(turn: Turn, *arguments: Any) -> None:
+        manage(turn, *arguments)
+        serving.work(turn, view.responsible, Work(1, arc, put))
+
+    serving._manage = together  # type: ignore[method-assign]
+    sender.say(frames.Request(number=1, what="queues.delete", arguments={"inbox": INBOX}))
+    network.run(SECOND_US)
+    assert queues_of(network.broker(first)).arcs.machine(arc).depth(INBOX) == 1
+    assert served.visible[INBOX] == 2
+
+
+def test_a_consumer_is_gone_though_its_entry_had_no_room_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what it had would wait for it for ever."""
+    network, _, entry = network_of_two()
+    send(network, 2)
+    hand = Hand(network, "hand", entry)
+    network.run(SECOND_US)
+    assert len(hand.came) == 2
+    with monkeypatch.context() as full:
+        full.setattr(queues_of(network.broker(entry)).errands, "_max_bytes", 0)
+        hand.say(frames.Unreceive(number=1))
+        network.run(3 * SECOND_US)
+    network.run(2 * SECOND_US)
+    other = Hand(network, "other", entry)
+    network.run(SECOND_US)
+    assert [message.id for message in other.came] == [message.id for message in hand.came]
+
+
+def test_a_consumer_that_came_by_another_way_is_not_lost_with_the_first_one() -> None:
+    network, first, entry = network_of_two()
+    hand = Hand(network, "hand", first)
+    network.run(SECOND_US)
+    served = next(iter(queues_of(network.broker(first)).serving._served.values()))
+    (seat,) = served.seats[INBOX].values()
+    queues = queues_of(network.broker(entry))
+    queues.errands.ask(
+        Turns().turn(network.world.now_us),
+        0,
+        LeaveTask(INBOX, next(iter(served.seats[INBOX])), True),
+        lambda *_arguments: None,
+    )
+    network.run(2 * SECOND_US)
+    assert not queues.errands.metrics()["queue_errands"]
+    assert hand.outcomes == []
+    assert (served.seats[INBOX], seat.until_us) == ({hand.name.encode().ljust(8).hex()[:16]: seat}, None)
 
 
 def test_an_inbox_that_is_deleted_begins_anew_and_its_senders_hear_of_it() -> None:

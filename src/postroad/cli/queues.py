@@ -154,7 +154,8 @@ def rescue(
     connection: Options,
     as_json: JsonOption = False,
 ) -> None:
-    """The last resort when a majority of an arc's electors is gone for good: go on with what is left.
+    """The last resort when a majority of an arc's electors is gone for good, or every replica, or no log of
+    one is whole: go on with what is left.
 
     Says what may be lost; only --yes does it. If those who are gone come back, theirs is not taken any more.
     """
@@ -164,7 +165,7 @@ def rescue(
         print(json.dumps(answer))
         return
     if not answer["arcs"]:
-        print("every arc has a majority of its electors: there is nothing to rescue")
+        print("every arc has a majority of its electors and a replica: there is nothing to rescue")
         return
     for arc in answer["arcs"]:
         print(rescue_line(arc))

@@ -46,8 +46,10 @@ from postroad.queues.inbox import (
 )
 from postroad.queues.messages import (
     CLOSED,
+    NEW,
     STARTED,
     Append,
+    Chain,
     Gather,
     Kept,
     Know,
@@ -180,6 +182,7 @@ class Arcs:
         self._indices: dict[str, int] = {}  # what `index` answered
         self._loading: dict[int, _Loading] = {}
         self._harmed = 0  # arcs whose logs may lack their ends
+        self._unfilled: dict[int, tuple[Chain, int]] = {}  # arcs whose newest view did not start: since when
         self._candidates: Callable[[bytes], list[Node]] | None = None
         self._stirred: set[int] = set()  # arcs whose deadline is to be looked up
         self._due_us: dict[int, int] = {}  # the deadlines of the others, by arc
@@ -223,6 +226,11 @@ class Arcs:
     def serves(self, index: int) -> bool:
         hosted = self._hosted.get(index)
         return hosted is not None and hosted.arc.serving
+
+    def unfilled_since(self, index: int) -> int | None:
+        """Since when the views of its chain do not start, as far as is known here."""
+        unfilled = self._unfilled.get(index)
+        return None if unfilled is None else unfilled[1]
 
     @property
     def loaded(self) -> bool:
@@ -323,6 +331,8 @@ class Arcs:
         self._rows.pop(index, None)
         hosted = self._hosted[index] = _Hosted(arc, tail)
         arc.now_us = turn.now_us
+        if arc.view is not None:
+            self._note_stage(turn, index, arc.view)
         if self._candidates is not None:
             arc.set_candidates(self._candidates(self.key(index)), turn.now_us)
         self._run(turn, index, hosted)
@@ -441,9 +451,16 @@ class Arcs:
             )
         elif isinstance(outcome, Moved):
             self._counters["queue_views_total"] += 1
+            self._note_stage(turn, index, outcome.view)
             if outcome.view.stage == STARTED:
                 self._hosted[index].received.clear()
             self._moved(turn, index, outcome.view)
+
+    def _note_stage(self, turn: Turn, index: int, view: View) -> None:
+        if view.stage != NEW:
+            self._unfilled.pop(index, None)
+        elif index not in self._unfilled or self._unfilled[index][0] != view.chain:
+            self._unfilled[index] = (view.chain, turn.now_us)
 
     def _save(self, turn: Turn, index: int, hosted: _Hosted, output: Save) -> None:
         if not self._disk:

@@ -194,7 +194,9 @@ class Queues:
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
         self._confirming: dict[int, _Confirming] = {}  # by the number of the errand
         self._unconfirmed: dict[int, None] = {}  # of these, whose responsible broker is still to be told
-        self._confirm_us = 0  # when that is tried again
+        # By inbox and consumer, those whose leaving nobody answered; and whether they were lost.
+        self._leaving: dict[tuple[str, str], tuple[_Receiver, bool]] = {}
+        self._again_us = 0  # when these, and what is not confirmed, are tried again
         self._outgoing: dict[int, _Outgoing] = {}  # what was said in this turn, by broker
         self._begun: dict[int, View] = {}  # arcs that this broker answers for since this turn
         self._ring_changed = True
@@ -725,8 +727,8 @@ class Queues:
         try:
             self.errands.ask(turn, old.arc, task, done, len(waiting) * CONFIRM_BYTES, number=asked)
         except FullError:
+            self._try_again(turn)
             self._unconfirmed[asked] = None
-            self._confirm_us = turn.now_us + SECOND_US
 
     def _moved_away(self, turn: Turn, arc: int) -> None:
         """Whoever waits to hear of messages of that arc: the broker that is responsible now is to know it."""
@@ -825,11 +827,22 @@ class Queues:
             self._join(turn, receiver)
 
     def _leave(self, turn: Turn, receiver: _Receiver, *, lost: bool) -> None:
-        task = LeaveTask(receiver.inbox, receiver.task.consumer, lost)
+        """Said until it is heard: else messages would wait for a consumer that is gone."""
+        consumer = receiver.task.consumer
+
+        def done(turn: Turn, answer: Done, _task: object) -> None:
+            if answer.code:
+                self._try_again(turn)
+                self._leaving[receiver.inbox, consumer] = (receiver, lost)
+
         try:
-            self.errands.ask(turn, receiver.arc, task, _ignore)
-        except FullError:
-            return  # it is missed soon
+            self.errands.ask(turn, receiver.arc, LeaveTask(receiver.inbox, consumer, lost), done)
+        except FullError as error:
+            done(turn, Done(0, (), error.code), None)
+
+    def _try_again(self, turn: Turn) -> None:
+        if not self._unconfirmed and not self._leaving:
+            self._again_us = turn.now_us + SECOND_US
 
     def _leave_later(self, receiver: _Receiver, turn: Turn) -> None:
         """Its connection ended a while ago; it may be back by now."""
@@ -960,11 +973,15 @@ class Queues:
             count = self._config.views().electors + self._config.electors
             self.arcs.set_candidates(turn, partial(self._closest, count))
         self._founding.tick(turn)
-        if self._unconfirmed and turn.now_us >= self._confirm_us:
+        if turn.now_us >= self._again_us:
             unconfirmed, self._unconfirmed = self._unconfirmed, {}
             for number in unconfirmed:
                 if number in self._confirming:
                     self._confirm_again(turn, number)
+            leaving, self._leaving = self._leaving, {}
+            for came, (receiver, lost) in leaving.items():
+                if came not in self._receivers:
+                    self._leave(turn, receiver, lost=lost)
         self.errands.tick(turn)
         self.serving.tick(turn)
         self.arcs.tick(turn)
@@ -979,8 +996,8 @@ class Queues:
     def next_deadline(self) -> int | None:
         rooms = (self.arcs, self.errands, self.serving, self._founding, self._reports)
         times = [due for room in rooms if (due := room.next_deadline()) is not None]
-        if self._unconfirmed:
-            times.append(self._confirm_us)
+        if self._unconfirmed or self._leaving:
+            times.append(self._again_us)
         return min(times, default=None)
 
     def check(self) -> None:

@@ -41,6 +41,7 @@ from postroad.units import SECOND_US
 from postroad.wire.frames import Request
 
 WAIT_US: Final = 2 * SECOND_US  # for all brokers to say which queues they are responsible for
+UNFILLED_US: Final = 10 * SECOND_US  # without a start of a view, nobody is able to fill one
 MAX_SHOWN: Final = 2_000  # queues in one reply to a client
 MAX_OPEN: Final = 256  # requests that wait for other brokers
 MAX_EACH: Final = 8  # the same of one client: one that asks without end leaves room for others
@@ -301,7 +302,9 @@ class Reports:
         reply(turn, peer.connection, request.number, {"arcs": self._arcs.found(turn)})
 
     def _rescue(self, turn: Turn, peer: Peer, request: Request) -> None:
-        """Arcs that have lost a majority of their electors begin anew with what the reached brokers hold."""
+        """Arcs that nobody can serve begin anew with what the reached brokers hold: those that have lost a
+        majority of their electors, or every replica; and those whose views have not started for long, which
+        is so where no log of a replica is whole."""
         alive = self._others() | {self._me}
         confirmed = request.arguments.get("confirm", "") == "yes"
         rows: list[dict[str, object]] = []
@@ -309,13 +312,17 @@ class Reports:
             view = arc.view
             if view is None:
                 continue
-            holders = set(view.last_started().replicas)
-            unreadable = arc.harmed and holders == {self._me}
-            if len(alive & set(view.electors)) >= view.majority and not unreadable:
+            electors, holders = set(view.electors), set(view.last_started().replicas)
+            readable = holders & alive - ({self._me} if arc.harmed else set())
+            since_us = self._arcs.unfilled_since(index)
+            unfilled = since_us is not None and turn.now_us - since_us >= UNFILLED_US
+            if len(alive & electors) >= view.majority and readable and not unfilled:
                 continue
             reached = [node for node in self._ring.closest(self._arcs.key(index), 1_024) if node in alive]
-            gone = sorted(set(view.electors) - alive)
-            lost = "what only the gone ones held" if holders & alive else "all but what backups brought back"
+            gone = sorted((electors | holders) - alive)
+            lost = "all but what backups brought back"
+            if holders & alive:
+                lost = "what only the gone ones held" if gone else "what was at the damaged ends of logs"
             rows.append(
                 {
                     "arc": index,

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from postroad.errors import BugError, TooLargeError, UnavailableError
+from postroad.errors import BugError, FullError, TooLargeError, UnavailableError
 from postroad.ids import SESSION_BYTES, MessageId, queue_message_id
 from postroad.links.access import QuotaConfig, owning
 from postroad.queues.arcs import Arcs
@@ -35,6 +35,7 @@ from postroad.queues.inbox import (
     Delete,
     End,
     Forget,
+    Inbox,
     Inboxes,
     Join,
     Key,
@@ -150,6 +151,7 @@ class _Served:
     all_express_bytes: int = 0  # of every inbox
     before: int | None = None  # the broker that was responsible before, if that was another one
     inherited: dict[str, int] = field(default_factory=dict)  # inbox -> the number below which it had all
+    asking: set[bytes] = field(default_factory=set)  # transactions whose home is asked to give them up
     look_us: int | None = None  # something is delayed or expires
     sweep_us: int = 0
 
@@ -277,7 +279,7 @@ class Serving:
         elif isinstance(task, SettleTask):
             self._settle(turn, arc, served, sender, number, task)
         elif isinstance(task, LeaveTask):
-            self._leave(turn, arc, served, task, answer)
+            self._leave(turn, arc, served, sender, task, answer)
         elif isinstance(task, DeadTask):
             self._dead_letters(turn, arc, sender, number, task)
         elif isinstance(task, ReviveTask):
@@ -473,10 +475,12 @@ class Serving:
         operation = Join(task.inbox, task.consumer, task.principal, task.admin, turn.now_us)
         self._wish(arc, served, (operation,), joined, inboxes=(task.inbox,), durable=first)
 
-    def _leave(self, turn: Turn, arc: int, served: _Served, task: LeaveTask, answer: Then) -> None:
+    def _leave(
+        self, turn: Turn, arc: int, served: _Served, sender: Node, task: LeaveTask, answer: Then
+    ) -> None:
         seat = served.seats.get(task.inbox, {}).get(task.consumer)
         if task.lost:
-            if seat is not None:
+            if seat is not None and seat.entry == sender:  # else it came by way of another entry meanwhile
                 self._miss(turn, seat)
             answer(turn, (Answer("left"),))
         else:
@@ -742,7 +746,8 @@ class Serving:
             number = core.applied + 1
             touched: list[tuple[str, int]] = []
             served.written[number] = (taken, touched)
-            names = dict.fromkeys(name for wish in taken for name in wish.inboxes)
+            inboxes = self._arcs.machine(arc).inboxes
+            names = {name: inboxes.get(name) for wish in taken for name in wish.inboxes}
             note = partial(_note_numbers, served, names, touched)
             payload = join(len(operations), [wish.encoded for wish in taken])
             self._arcs.submit(turn, arc, payload, operations, durable=durable, applied=note)
@@ -902,19 +907,26 @@ class Serving:
         for name in list(served.seats):
             self._pump(turn, arc, served, name)
         for stage in machine.undecided(now_us - UNDECIDED_US):
-            self._decide(turn, arc, stage)
+            self._decide(turn, arc, served, stage)
 
-    def _decide(self, turn: Turn, arc: int, stage: Stage) -> None:
+    def _decide(self, turn: Turn, arc: int, served: _Served, stage: Stage) -> None:
         """Whoever began this transaction does not end it: its home is asked to give it up."""
-        home = int.from_bytes(stage.home, "big")
+        name, home = stage.transaction, int.from_bytes(stage.home, "big")
+        if name in served.asking:
+            return
 
         def decided(turn: Turn, done: Done, _task: object) -> None:
-            served = self._served.get(arc)
-            if served is not None and done.answers and done.answers[0].outcome in ("committed", "aborted"):
+            served.asking.discard(name)
+            now = self._served.get(arc)
+            if now is not None and done.answers and done.answers[0].outcome in ("committed", "aborted"):
                 commit = done.answers[0].outcome == "committed"
-                self._resolve(arc, served, Resolve(stage.transaction, commit, turn.now_us), _nothing)
+                self._resolve(arc, now, Resolve(name, commit, turn.now_us), _nothing)
 
-        self._errands.ask(turn, home, DecideTask(stage.transaction, False), decided)
+        served.asking.add(name)
+        try:
+            self._errands.ask(turn, home, DecideTask(name, False), decided)
+        except FullError:
+            served.asking.discard(name)  # the next look asks again
 
     def _resolve(self, arc: int, served: _Served, resolve: Resolve, then: Then) -> None:
         stage = self._arcs.machine(arc).staged.get(resolve.transaction)
@@ -998,20 +1010,18 @@ class Serving:
 
 
 def _note_numbers(
-    served: _Served, names: Iterable[str], touched: list[tuple[str, int]], machine: Inboxes
+    served: _Served, before: dict[str, Inbox | None], touched: list[tuple[str, int]], machine: Inboxes
 ) -> None:
-    """How far the inboxes of a write had come with it. One that is gone begins anew if it comes again: what
-    was written before says nothing about it."""
-    gone: set[str] = set()
-    for name in names:
-        if name in machine.inboxes:
-            touched.append((name, machine.inboxes[name].next_number))
-        elif served.visible.pop(name, None) is not None:
-            gone.add(name)
-            served.inherited.pop(name, None)
+    """How far the inboxes of a write had come with it. One that is gone begins anew if it comes again, be it
+    with this very write: what was written before says nothing about it."""
+    gone = {name for name, old in before.items() if old is not None and machine.inboxes.get(name) is not old}
+    for name in gone:
+        served.visible.pop(name, None)
+        served.inherited.pop(name, None)
     if gone:
         for _, others in served.written.values():
             others[:] = [each for each in others if each[0] not in gone]
+    touched += [(name, machine.inboxes[name].next_number) for name in before if name in machine.inboxes]
 
 
 def _dead_row(message: Message) -> dict[str, object]:
