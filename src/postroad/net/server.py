@@ -336,18 +336,21 @@ class Server:
         wait for what others ask. `due` runs the core even when nothing came in."""
         self._flush_scheduled = False
         inputs, self._inputs = self._inputs, []
-        self._shares.begin_turn()
+        size = self._shares.begin_turn()
         if inputs or due:
-            self._turn(inputs, inputs)
+            _, handled_us = self._turn(inputs, inputs)
+            if size:
+                self._shares.handled(size, handled_us)
         if self._shares:
-            self._shares.took(self._turn(self._shares.take(), self._shares.taken))
+            self._shares.took(*self._turn(self._shares.take(), self._shares.taken))
             if self._shares:
                 self._flush_again()
 
-    def _turn(self, inputs: Iterable[Input], handed: Sequence[Input]) -> int:
-        """The microseconds it took. `handed`: what the core has been given of the inputs by then."""
+    def _turn(self, inputs: Iterable[Input], handed: Sequence[Input]) -> tuple[int, int]:
+        """The microseconds it took, and the core of that. `handed`: what the core has been given of the
+        inputs by then."""
         if self._stopping:
-            return 0
+            return 0, 0
         now_us = self._clock.now_us()
         if now_us >= self._sample_us + (0 if inputs else REST_US):
             inputs = chain((self._sampler.sample(len(self._live)),), inputs)
@@ -358,17 +361,18 @@ class Server:
             deadline_us = self.core.next_deadline()
         except Exception:
             self._fail("handle", handed)
-            return 0
+            return 0, 0
+        handled_ns = time.perf_counter_ns()
         self.inputs_handled += len(handed)
         try:
             self._perform(effects)
         except Exception:
             self._fail("perform", handed)
-            return 0
+            return 0, 0
         took_us = (time.perf_counter_ns() - began_ns) // 1000
         self._turns.observe(took_us)
         self._schedule(deadline_us, now_us)
-        return took_us
+        return took_us, (handled_ns - began_ns) // 1000
 
     def change(self, act: Callable[[int], list[Effect]]) -> None:
         """A turn of something that no input says: `act` is given the time, and its effects are performed."""

@@ -1,7 +1,8 @@
 """Shares of a turn: of what each connection sends a turn takes a little, and the rest waits in line.
 
 Events are handled in the turn in which they come, all of them, up to a bound: what comes beyond waits, and so
-does what asks for work, and what the same connection sends behind either.
+does what asks for work, and what the same connection sends behind either. The bound is in bytes. Where the
+core takes long for as many (somebody's conditions cost a lot), fewer of them are a turn.
 
 A request may cost a thousand times its bytes, and a reply much more. So frames that ask for work wait in a
 line per connection. A turn takes one from every line, one connection after the other, until its time is over:
@@ -34,7 +35,9 @@ LINE_BYTES: Final = MIB  # of a connection's frames that wait before it is not r
 ASKING_US: Final = 2 * MILLISECOND_US  # a turn that took so long with asking frames takes no more of them
 TURN_US: Final = 5 * MILLISECOND_US  # where all of a turn takes longer, the next one takes fewer
 MAX_SHARE: Final = 128  # asking frames in one turn, of all connections together
-TURN_BYTES: Final = MIB  # that a turn takes, of all connections together
+TURN_BYTES: Final = MIB  # that a turn takes at most, of all connections together
+LEAST_BYTES: Final = 16 * KIB  # that it takes at least
+EVENTS_US: Final = 10 * MILLISECOND_US  # for which the core should have done with the events of a turn
 FRAME_BYTES: Final = 4 * KIB  # that each frame counts for besides: small ones cost as much
 PIECE_BYTES: Final = 64 * KIB  # that it takes of one connection before it looks at the next
 UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
@@ -48,7 +51,9 @@ class Shares:
         self._paused: set[Connection] = set()  # of these, those that are not read from
         self._gone: set[Connection] = set()  # of these, those that are closed
         self._share = MAX_SHARE  # asking frames in the next turn
+        self._turn_bytes = TURN_BYTES  # that the next turn takes
         self._come_bytes = 0  # for this turn, without what waits
+        self._served_bytes = 0  # of what waited, in the last turn; 0 if some of that asked for work
         self.stalled = False  # all that wait have replies to read first
         self.taken: list[Received | Closed] = []  # in the last turn
 
@@ -67,7 +72,7 @@ class Shares:
         line = self._lines.get(connection)
         if line is None:
             come_bytes = self._come_bytes + sum(map(len, frames)) + FRAME_BYTES * len(frames)
-            if come_bytes <= TURN_BYTES and not any(frame[4] in ASKING for frame in frames):
+            if come_bytes <= self._turn_bytes and not any(frame[4] in ASKING for frame in frames):
                 self._come_bytes = come_bytes
                 return False
             line = self._lines[connection] = deque()
@@ -80,9 +85,10 @@ class Shares:
             connection.transport.pause_reading()
         return True
 
-    def begin_turn(self) -> None:
-        """What comes from now on is for the next turn."""
-        self._come_bytes = 0
+    def begin_turn(self) -> int:
+        """The bytes that came for this turn. What comes from now on is for the next one."""
+        come_bytes, self._come_bytes = self._come_bytes, 0
+        return come_bytes
 
     def take(self) -> Iterator[Received | Closed]:
         """What this turn handles of those that wait: whoever handles one asks for the next."""
@@ -93,10 +99,11 @@ class Shares:
         ready = deque(connection for connection in self._lines if self._is_ready(connection))
         self.stalled = bool(self._lines) and not ready
         end_ns = self._clock_ns() + ASKING_US * 1_000
-        left, left_bytes = self._share, TURN_BYTES
+        left, left_bytes = self._share, self._turn_bytes
+        self._served_bytes = 0
         while ready and left and left_bytes > 0 and (not taken or self._clock_ns() < end_ns):
             connection = ready.popleft()
-            for frame in self._take_from(connection):
+            for frame in self._take_from(connection, min(PIECE_BYTES, left_bytes)):
                 left_bytes -= len(frame) + FRAME_BYTES
                 taken.append(Received(connection=connection.number, frame=frame))
                 yield taken[-1]
@@ -108,6 +115,8 @@ class Shares:
                     yield taken[-1]
             elif self._is_ready(connection):
                 ready.append(connection)
+        if left == self._share:
+            self._served_bytes = self._turn_bytes - left_bytes
 
     def _is_ready(self, connection: Connection) -> bool:
         """Whoever does not read its replies may still say what asks for none: two brokers that wait for each
@@ -115,13 +124,13 @@ class Shares:
         is_asking = self._lines[connection][0][4] in ASKING
         return not is_asking or connection.transport.get_write_buffer_size() <= UNREAD_BYTES
 
-    def _take_from(self, connection: Connection) -> list[bytes]:
+    def _take_from(self, connection: Connection, most_bytes: int) -> list[bytes]:
         """A piece: one frame that asks for something, or all before the next that does, up to so many bytes.
         The connection is last in the order from now on."""
         line = self._lines.pop(connection)
         taken = [line.popleft()]
         weight = len(taken[0]) + FRAME_BYTES
-        while line and weight < PIECE_BYTES and not (taken[0][4] in ASKING or line[0][4] in ASKING):
+        while line and weight < most_bytes and not (taken[0][4] in ASKING or line[0][4] in ASKING):
             taken.append(line.popleft())
             weight += len(taken[-1]) + FRAME_BYTES
         waiting_bytes = self._bytes.pop(connection) - sum(map(len, taken))
@@ -134,8 +143,18 @@ class Shares:
             connection.transport.resume_reading()
         return taken
 
-    def took(self, microseconds: int) -> None:
-        """A turn with a share in it took so long."""
+    def handled(self, size: int, microseconds: int) -> None:
+        """The core took so long for events of so many bytes. Only a turn that was full shows that it may take
+        more."""
+        if microseconds > EVENTS_US:
+            self._turn_bytes = min(self._turn_bytes, max(LEAST_BYTES, size * EVENTS_US // microseconds))
+        elif 2 * size >= self._turn_bytes:
+            self._turn_bytes = min(TURN_BYTES, 2 * self._turn_bytes)
+
+    def took(self, microseconds: int, handled_us: int) -> None:
+        """A turn with a share in it took so long, and the core of that."""
+        if self._served_bytes:
+            self.handled(self._served_bytes, handled_us)
         if microseconds > TURN_US:
             self._share = max(1, self._share // 2)
         else:

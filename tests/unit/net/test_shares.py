@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from postroad.net.shares import (
+    EVENTS_US,
     FRAME_BYTES,
     LONG_LINE,
     MAX_SHARE,
@@ -79,17 +80,17 @@ def test_a_turn_is_divided_among_all_and_a_slow_one_takes_less() -> None:
     greedy.add(shares, *[ASK] * 10_000)
     modest.add(shares, ASK)
     assert served(shares) == {1: MAX_SHARE - 1, 2: 1}
-    shares.took(TURN_US + 1)
+    shares.took(TURN_US + 1, 0)
     assert served(shares) == {1: MAX_SHARE // 2}
     for _ in range(20):
-        shares.took(TURN_US + 1)
+        shares.took(TURN_US + 1, 0)
     assert served(shares) == {1: 1}, "never nothing"
     late = Line(3)
     late.add(shares, ASK)
     assert served(shares) == {1: 1}
     assert served(shares) == {3: 1}, "each in its turn"
     for _ in range(100):
-        shares.took(0)
+        shares.took(0, 0)
     assert served(shares) == {1: MAX_SHARE}
 
 
@@ -161,6 +162,38 @@ def test_a_turn_takes_so_many_bytes_and_of_everybody() -> None:
     assert not greedy.transport.reading
     list(shares.take())
     assert greedy.transport.reading
+
+
+def test_where_the_core_takes_long_for_events_fewer_of_them_are_a_turn() -> None:
+    """What a condition costs for an event is not in its bytes: others wait for one of such events, not for a
+    mebibyte of them."""
+    shares, dear, modest = Shares(lambda: 0), Line(1), Line(2)
+    event = SAY + bytes(60_000)
+    assert not dear.add(shares, *[event] * 10)
+    shares.handled(shares.begin_turn(), 10 * EVENTS_US)
+    assert dear.add(shares, *[event] * 20)
+    assert not modest.add(shares, SAY), "what is small goes on in the turn in which it comes"
+    for _ in range(5):
+        shares.begin_turn()
+        assert served(shares) == {1: 1}
+        shares.took(EVENTS_US + 1, EVENTS_US + 1)
+    assert not modest.add(shares, SAY)
+    shares.handled(shares.begin_turn(), 10), "it was not full, so it does not show that more will do"
+    assert served(shares) == {1: 1}
+    counts = []
+    while len(shares):
+        shares.took(10, 10)
+        counts += served(shares).values()
+    assert counts == sorted(counts), "now it is quick"
+    assert counts[-2] > 2
+
+
+def test_a_pause_in_a_turn_that_asks_for_work_says_nothing_about_events() -> None:
+    shares, line = Shares(lambda: 0), Line(1)
+    line.add(shares, ASK)
+    assert served(shares) == {1: 1}
+    shares.took(10 * EVENTS_US, 10 * EVENTS_US)
+    assert not line.add(shares, *[SAY + bytes(60_000)] * 10)
 
 
 def test_small_frames_count_for_more_than_their_bytes() -> None:
