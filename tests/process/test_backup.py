@@ -268,11 +268,29 @@ def test_queues_go_on_after_a_rescue_where_no_log_has_its_end(brokers: Brokers, 
         with newest.open("r+b") as log:
             log.truncate(newest.stat().st_size - 1)
         broker.start()
-        wait_until(lambda: "may lack their ends" in broker.log.read_text(), "it says so")  # noqa: B023
+        wait_until(lambda: "arcs of queues lack records" in broker.log.read_text(), "it says so")  # noqa: B023
     run(linked(*running))
     wait_until(lambda: rescuable(last.address) == QueueConfig().arcs, "every arc can be rescued")
     assert cli(last.address, "queues", "rescue", "--yes").returncode == 0
     assert accepted(last.address, 9) == [*range(9)]
+
+
+def test_queues_go_on_before_a_damaged_record_after_a_rescue(brokers: Brokers) -> None:
+    """Responsibility 8: what is behind it says nothing without it, but what is before it is still here."""
+    broker = brokers.start("b0", program=SOON)
+    first = 70_000_000
+    run(send(broker.address, range(first, first + 10)))
+    assert broker.stop() == 0
+    damaged = str(first + 5).encode()
+    (log,) = [path for path in (broker.data / "log").glob("*.log") if damaged in path.read_bytes()]
+    data = bytearray(log.read_bytes())
+    data[data.index(damaged)] ^= 1
+    log.write_bytes(data)
+    broker.start()
+    wait_until(lambda: "1 arcs of queues lack records" in broker.log.read_text(), "it says so")
+    wait_until(lambda: rescuable(broker.address) == 1, "the arc can be rescued")
+    assert cli(broker.address, "queues", "rescue", "--yes").returncode == 0
+    assert accepted(broker.address, 5) == [*range(first, first + 5)]
 
 
 def replicas(address: str) -> set[int]:

@@ -181,7 +181,7 @@ class Arcs:
         self._hosted: dict[int, _Hosted] = {}
         self._indices: dict[str, int] = {}  # what `index` answered
         self._loading: dict[int, _Loading] = {}
-        self._harmed = 0  # arcs whose logs may lack their ends
+        self._harmed = 0  # arcs whose logs lack records, or may
         self._unfilled: dict[int, tuple[Chain, int]] = {}  # arcs whose newest view did not start: since when
         self._candidates: Callable[[bytes], list[Node]] | None = None
         self._stirred: set[int] = set()  # arcs whose deadline is to be looked up
@@ -255,11 +255,11 @@ class Arcs:
     def _read_on(self, turn: Turn, index: int) -> None:
         loading = self._loading[index]
         if loading.position >= loading.end.last:
-            if not loading.valid and loading.end.last > loading.end.chopped:
+            if not loading.records and loading.end.last > loading.end.chopped:
                 turn.note("warning", f"the log of arc {index} cannot be read: its replica begins anew")
-            harmed = loading.valid and loading.end.suspect
+            harmed = bool(loading.records) and (not loading.valid or loading.end.suspect)
             self._harmed += harmed
-            loading.arc = self._make(index, loading.records if loading.valid else (), harmed=harmed)
+            loading.arc = self._make(index, loading.records, harmed=harmed)
             loading.records = []
             loading.unseen = dict.fromkeys(sorted(_machine(loading.arc).live))
             self._check_bodies(turn, index)
@@ -274,14 +274,19 @@ class Arcs:
         for _, last, data in done.records:
             while holes and holes[0] < last:
                 holes.pop(0)
-                loading.valid, loading.pieces = False, []
-                loading.records.clear()
+                loading.valid, loading.pieces = False, []  # what is behind a hole says nothing without it
             loading.position = last
             loading.pieces.append(data[1:])
             if data[:1] == _MORE:
                 continue
             whole, loading.pieces = b"".join(loading.pieces), []
-            for record in _RECORDS.decode(whole):
+            try:
+                records = _RECORDS.decode(whole)
+            except msgspec.DecodeError:
+                if loading.valid:
+                    raise
+                continue  # the rest of a record that began in the hole
+            for record in records:
                 if isinstance(record, Mark) and record.state is not None:
                     loading.records.clear()
                     loading.valid = True
@@ -291,7 +296,6 @@ class Arcs:
             loading.position = loading.end.last
             if holes:
                 loading.valid = False
-                loading.records.clear()
         self._read_on(turn, index)
 
     def _check_bodies(self, turn: Turn, index: int) -> None:
@@ -307,7 +311,7 @@ class Arcs:
         if not self._loading and self._harmed:
             turn.note(
                 "warning",
-                f"the logs of {self._harmed} arcs of queues may lack their ends: other brokers have them; if"
+                f"the logs of {self._harmed} arcs of queues lack records, or may: other brokers have them; if"
                 " there is none, `postroad queues rescue` goes on with what is here",
             )
         self._host(turn, index, loading.arc, loading.end.last)
