@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,7 @@ def test_queues_go_on_after_a_rescue_where_no_log_has_its_end(brokers: Brokers, 
     run(send(first.address, range(1)))
     wait_until(lambda: replicas(first.address) == {count}, "each message is on all of them")
     run(send(first.address, range(1, 10)))
+    wait_until(lambda: at_rest(running), "what was written last is synced: it is not torn")
     for broker in running:
         broker.kill()
     for broker in running:
@@ -291,6 +293,15 @@ def test_queues_go_on_before_a_damaged_record_after_a_rescue(brokers: Brokers) -
     wait_until(lambda: rescuable(broker.address) == 1, "the arc can be rescued")
     assert cli(broker.address, "queues", "rescue", "--yes").returncode == 0
     assert accepted(broker.address, 5) == [*range(first, first + 5)]
+
+
+def at_rest(running: list[BrokerProcess]) -> bool:
+    def sizes() -> list[int]:
+        return [log.stat().st_size for broker in running for log in (broker.data / "log").glob("*.log")]
+
+    before = sizes()
+    time.sleep(0.5)
+    return sizes() == before
 
 
 def replicas(address: str) -> set[int]:
