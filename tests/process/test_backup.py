@@ -283,16 +283,48 @@ def test_queues_go_on_before_a_damaged_record_after_a_rescue(brokers: Brokers) -
     first = 70_000_000
     run(send(broker.address, range(first, first + 10)))
     assert broker.stop() == 0
-    damaged = str(first + 5).encode()
-    (log,) = [path for path in (broker.data / "log").glob("*.log") if damaged in path.read_bytes()]
-    data = bytearray(log.read_bytes())
-    data[data.index(damaged)] ^= 1
-    log.write_bytes(data)
+    damage(broker, str(first + 5).encode())
     broker.start()
     wait_until(lambda: "1 arcs of queues lack records" in broker.log.read_text(), "it says so")
     wait_until(lambda: rescuable(broker.address) == 1, "the arc can be rescued")
     assert cli(broker.address, "queues", "rescue", "--yes").returncode == 0
+    run(send(broker.address, range(first + 20, first + 30)))
     assert accepted(broker.address, 5) == [*range(first, first + 5)]
+    broker.kill()
+    broker.start()
+    assert accepted(broker.address, 10) == [*range(first + 20, first + 30)], (
+        "what came later is behind no hole"
+    )
+
+
+def test_a_replica_with_a_damaged_record_is_filled_so_that_its_log_is_whole_again(brokers: Brokers) -> None:
+    """Else each later start would stop at that record, though the replica has confirmed what came since."""
+    first = brokers.start("b0")
+    last = brokers.start("b1", first.address)
+    run(linked(first, last))
+    run(send(first.address, range(70_000_000, 70_000_001)))
+    wait_until(lambda: replicas(first.address) == {2}, "each message is on both of them")
+    run(send(first.address, range(70_000_001, 70_000_020)))
+    assert last.stop() == 0
+    damage(last, b"70000015")
+    last.start()
+    run(linked(first, last))
+    wait_until(lambda: replicas(first.address) == {2}, "both have all")
+    assert last.log.read_text().count("arcs of queues lack records") == 1
+    assert last.stop() == 0
+    last.start()
+    run(linked(first, last))
+    wait_until(lambda: replicas(first.address) == {2}, "both have all")
+    assert last.log.read_text().count("arcs of queues lack records") == 1
+    assert accepted(last.address, 20) == [*range(70_000_000, 70_000_020)]
+
+
+def damage(broker: BrokerProcess, within: bytes) -> None:
+    """Change one bit of the record of its log that has this."""
+    (log,) = [path for path in (broker.data / "log").glob("*.log") if within in path.read_bytes()]
+    data = bytearray(log.read_bytes())
+    data[data.index(within)] ^= 1
+    log.write_bytes(data)
 
 
 def at_rest(running: list[BrokerProcess]) -> bool:

@@ -973,7 +973,7 @@ class Queues:
             count = self._config.views().electors + self._config.electors
             self.arcs.set_candidates(turn, partial(self._closest, count))
         self._founding.tick(turn)
-        if turn.now_us >= self._again_us:
+        if (self._unconfirmed or self._leaving) and turn.now_us >= self._again_us:
             unconfirmed, self._unconfirmed = self._unconfirmed, {}
             for number in unconfirmed:
                 if number in self._confirming:

@@ -218,8 +218,10 @@ class Replica(ArcState):
             self.tail_start = _place_after(self.tail_start, first)
 
     def _place_in(self, chain: Chain, view: View) -> Place | None:
-        """The place of what is held here, for whoever may have the records since."""
-        return (self.epoch, self.applied) if self.chain == chain and not view.rescued else None
+        """The place of what is held here, for whoever may have the records since. A harmed one has none: its
+        log would still lack what it lacks, so it begins anew with a copy."""
+        fits = self.chain == chain and not view.rescued and not self.harmed
+        return (self.epoch, self.applied) if fits else None
 
     def _records_since(self, since: Place | None, held: Held) -> bytes | None:
         """From that place to what is held; None if the tail does not have it or a copy is shorter."""

@@ -174,11 +174,7 @@ class TakeOver(Replica):
         view, held = message.view, message.held
         if not self._may_install(sender, view):
             return
-        if held is not None and (self.chain, self.epoch, self.applied) == (
-            held.chain,
-            held.epoch,
-            held.applied,
-        ):
+        if held is not None and self._place_in(held.chain, view) == (held.epoch, held.applied):
             self._install(view, sender, None, whole=held.whole)
         else:
             if self.incoming is None or (self.incoming.chain, self.incoming.epoch) != epoch_of(view):
