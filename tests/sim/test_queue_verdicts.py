@@ -80,9 +80,9 @@ class Hand(_User):
         self.say(frames.Settle(number=1, ticket=ticket, keys=(message.key,), verdict=verdict))
 
 
-def network_of_two() -> tuple[QueueNetwork, str, str]:
+def network_of_two(replicas: int = 2) -> tuple[QueueNetwork, str, str]:
     """With the names of the responsible broker and of the other one."""
-    network = QueueNetwork({"a": (), "b": ("a",)}, arcs=1)
+    network = QueueNetwork({"a": (), "b": ("a",)}, arcs=1, replicas=replicas)
     network.start("a", "b")
     network.run(5 * SECOND_US)
     (first,) = [name for name in ("a", "b") if queues_of(network.broker(name)).arcs.serves(0)]
@@ -462,11 +462,8 @@ def test_a_verdict_of_a_consumer_that_was_given_up_and_comes_back_is_not_taken_f
 ) -> None:
     """The two brokers do not hear each other for a while. What has no answer is said again, so the verdict
     may come both before the consumer has joined again, and after it."""
-    network = QueueNetwork({"a": (), "b": ("a",)}, arcs=1, replicas=1)
-    network.start("a", "b")
-    network.run(5 * SECOND_US)
-    (first,) = [name for name in ("a", "b") if queues_of(network.broker(name)).arcs.serves(0)]
-    hand = Hand(network, "hand", "b" if first == "a" else "a")
+    network, first, entry = network_of_two(replicas=1)
+    hand = Hand(network, "hand", entry)
     send(network, 2)
     assert len(hand.came) == 2
     network.network.block("a", "b", network.world.now_us + 5 * SECOND_US)
